@@ -198,13 +198,10 @@ def test_the_tree_of_parameters():
     module = nn.Sequential(net(), normed())
     weight, mean = module[0][2][0].weight, module[1][1].running_mean
     params = make_functional(module)
-    assert list(params.keys()) == ["0", "1"] and list(params["0"].keys()) == ["0", "1", "2"]
     assert params["0", "2", "0", "weight"] is weight and params["0", "1"].is_empty()
     assert params["1", "1", "running_mean"] is mean and module[1][1].running_mean is None
     hidden = module[0][1](module[0][0](torch.ones(A), params["0", "0"]), params["0", "1"])
     assert_close(module[0][2](hidden, params["0", "2"]), module[0](torch.ones(A), params["0"]))
-    from_state = TensorDict(normed().state_dict(), []).unflatten_keys(".")
-    assert module[1](torch.ones(1, A), from_state).shape == (1, 4)
     layer = nn.Linear(A, 1)  # what is lacking stays as it is
     params = make_functional(layer)
     without = params.exclude("bias")
@@ -327,22 +324,14 @@ def test_what_a_module_writes_lands_in_the_parameters():
     module(x, params)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(params["1", name], getattr(reference[1], name))
-    plain = nn.BatchNorm1d(A)  # without statistics it uses those of the batch
-    assert plain(x, params=make_functional(plain).data).shape == (B, A)
-    rest = TensorDict.from_module(nn.BatchNorm1d(A)).exclude("weight").to_dict()
-    grad = torch.func.grad(lambda w: plain.eval()(x, {"weight": w, **rest}).square().sum())
-    assert_close(grad(torch.ones(A)), 2 * x.square().sum(0) / (1 + plain.eps))
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_also_a_buffer_that_is_replaced(keep):
-    module = Count()
-    params = make_functional(module, keep_params=keep).clone()
-    count = params["count"]
-    module(torch.tensor(2.0), params=params)
-    assert module(torch.tensor(3.0), params=params) == 5
-    assert params["count"] is count and count == 5
-    assert (module.count == 0) if keep else module.count is None
+    for keep in (False, True):  # also a buffer that is replaced
+        module = Count()
+        params = make_functional(module, keep_params=keep).clone()
+        count = params["count"]
+        module(torch.tensor(2.0), params=params)
+        assert module(torch.tensor(3.0), params=params) == 5
+        assert params["count"] is count and count == 5
+        assert (module.count == 0) if keep else module.count is None
 
 
 # --- calls within calls, other methods and signatures --------------------------------------------
@@ -351,10 +340,8 @@ def test_also_a_buffer_that_is_replaced(keep):
 def test_functional_inside_functional():
     module, x = Both(), torch.randn(A)
     params = make_functional(module)
-    inner, weights = stateless()
-    module.forward_inner = inner  # a layer that takes weights of its own
     assert module(x, zeros(params["layer"]), params).abs().sum() == 0
-    assert torch.equal(module(x, params=params), module.layer(x, params["layer"]))
+    inner, weights = stateless()
 
     class Outer(Scaled):
         def forward(self, x, weights):
@@ -370,9 +357,7 @@ def test_other_methods():
     module, x = Both(), torch.randn(B, A)
     want = module(x)
     params = make_functional(module, funs_to_decorate=["forward", "value"])
-    assert torch.equal(module.value(x, params), want)
     assert torch.equal(module.value(x, params, scale=2), 2 * want)
-    assert torch.equal(module.layer(x, params["layer"]), want)
     later = get_functional(Both())  # more methods may be named later
     params = make_functional(later, ["value"])
     assert torch.equal(later.value(x, params), later(x, params))
@@ -381,10 +366,8 @@ def test_other_methods():
     assert is_functional(listed) and listed[0](x, params["0"]).shape == (B, 1)
     own = nn.Linear(A, 1)
     own.forward = lambda x: nn.functional.linear(x, own.weight) + 100
-    params = make_functional(own)
-    assert own(torch.zeros(A), params).item() == 100
-    activation = nn.Sequential(nn.ReLU())  # no parameters, and none are needed
-    make_functional(activation)
+    assert own(torch.zeros(A), make_functional(own)).item() == 100
+    activation = get_functional(nn.ReLU())  # no parameters, and none are needed
     assert torch.equal(activation(x), activation(x, params={}))
 
 
@@ -476,15 +459,8 @@ def test_a_container_for_a_plain_module_warns():
 def test_compiles_as_one_graph(keep_params):
     module, x = normed(), torch.randn(B, A)
     params = make_functional(module, keep_params=keep_params)
-    want = module(x, params=params)
     call = torch.compile(module, fullgraph=True, backend="eager")
-    assert torch.equal(call(x, params=params), want)
-    several = torch.compile(
-        lambda x, params: torch.vmap(lambda p: module(x, params=p))(params),
-        fullgraph=True,
-        backend="eager",
-    )
-    assert_close(several(x, params.data.expand(P))[P - 1], want)
+    assert torch.equal(call(x, params=params), module(x, params=params))
 
 
 def test_parameters_held_as_a_container_in_the_module():
@@ -498,6 +474,5 @@ def test_parameters_held_as_a_container_in_the_module():
 
     module = Holder()
     params = make_functional(module)
-    for _ in range(2):
-        assert module(params).tolist() == [3, 3]
-        assert module(params.apply(torch.zeros_like)).tolist() == [0, 0]
+    for factor in (1, 0, 1):
+        assert module(params.apply(lambda p: p * factor)).tolist() == [3 * factor] * 2  # noqa: B023

@@ -119,7 +119,6 @@ def test_moves_casts_and_modes():
     module.double()
     assert module.params["w"] is w and w.dtype == nested.b.dtype == torch.float64
     assert module.params["n", "i"].dtype == torch.int64
-    assert module(torch.ones(A).double()).dtype == torch.float64
     assert module.requires_grad_(False) is module
     assert not any(p.requires_grad for p in module.params.parameters())
     assert module.requires_grad_().params["w"].requires_grad
@@ -130,15 +129,14 @@ def test_moves_casts_and_modes():
     assert nested.i.is_meta and nested.b is module.params["n", "b"]
     whole = module.params.to(torch.int32)
     assert names(whole) == [] and buffers(whole) == ["w", "n.b", "n.i"]  # none has a gradient
-    module.to_empty(device="cpu")
-    params = module.params
+    params = module.to_empty(device="cpu").params
     assert not params["n", "i"].is_meta
     assert same(list(params.parameters()), [params["w"], params["n", "b"]])
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "saved"])
 def test_copies(how):
-    module, x = Holder(), torch.ones(A)
+    module = Holder()
     module.params.n.lock_()
     if how == "deepcopy":
         twin = copy.deepcopy(module)
@@ -147,13 +145,11 @@ def test_copies(how):
         torch.save(module, file)
         file.seek(0)
         twin = torch.load(file, weights_only=False)
+        assert twin.params.n.is_locked
     assert names(twin) == NAMES and isinstance(twin.params, Params)
-    assert twin.params.n.b is twin.params["n", "b"] and any(
-        p is twin.params.n.b for p in twin.parameters()
-    )
-    assert how == "deepcopy" or twin.params.n.is_locked
+    assert twin.params.n.b is twin.params["n", "b"] is list(twin.parameters())[3]
     twin.params["w"].data.fill_(3)
-    twin(x).backward()
+    twin(torch.ones(A)).backward()
     assert twin.params["w"].grad is not None
     assert module.params["w"].grad is None and module.params["w"].sum() == 0
 
@@ -347,15 +343,13 @@ def test_what_becomes_a_parameter(no_convert):
 
 
 def test_ways_to_make_one():
-    assert names(Params({"a": {"b": torch.ones(1)}})) == ["a.b"]
-    assert names(Params(w=torch.ones(1))) == ["w"] and not list(Params().keys())
+    assert names(Params({"a": {"b": torch.ones(1)}})) == ["a.b"] and not list(Params().keys())
     for lock in (False, True):
         made = TensorDict.from_module(nn.Linear(A, 1), as_module=True, lock=lock)
         assert made.is_locked is lock and names(made) == ["weight", "bias"]
     entries = {"w": torch.ones(2), "n": {"b": torch.ones(2)}}
     for made in (
         Params.from_dict(entries, batch_size=[2]),
-        Params.from_any(entries, batch_size=[2]),
         Params().from_dict_instance(entries, batch_size=[2]),
         Params(Pair(w=torch.ones(2), n=TensorDict(entries["n"]), batch_size=[2])),
     ):
