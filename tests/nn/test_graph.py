@@ -173,11 +173,9 @@ def test_nodes_groups_and_programs_of_some_graphs(actor):
     assert graph.groups[0].hidden == ("h",) and "# hidden from here on: h" in graph.program()
     twice = of("x,x>y").graph()
     assert len(twice.edges) == 2 and "add(x, x)" in twice.program()
-    foreign, function = Seq(Foreign(["x"], ["y"]), lambda td: td).graph().nodes
+    foreign = Seq(Foreign(["x"], ["y"])).graph().nodes[0]
     assert (foreign.label, foreign.kind) == ("Foreign", "Foreign")
-    assert (function.label, function.in_keys, function.out_keys) == ("lambda", (), ())
     assert Seq().graph().program() == "TensorDictSequential(\n)"
-    assert Seq().graph().mermaid() == "flowchart TD"
 
 
 # ------------------------------------------------------------------------ shapes
@@ -442,15 +440,6 @@ def test_svg_is_plain_and_in_the_order_of_the_modules(actor):
 
 
 def test_svg_frames_hold_their_modules_and_no_others():
-    name = "a_rather_long_name_beside_the_frame"
-    svg = of(of("x>h", "h>i"), f"x>{name}", f"i,{name}>y").graph().svg()
-    ((left, top, right, bottom),) = frames_of(svg)
-    inside = [
-        e.text
-        for e in elements(svg, "text")
-        if left <= float(e.get("x")) <= right and top + 9 <= float(e.get("y")) <= bottom
-    ]
-    assert inside == ["add", "(0.0)", "h", "add", "(0.1)"]
     middle = of("x>a", of("a>b", "b>c"), "c,x>d")
     svg = of(middle, "x>side", "d,side>y", "side>z").graph().svg()
     outer, inner = frames_of(svg)
