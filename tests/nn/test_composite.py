@@ -223,6 +223,9 @@ def test_a_member_with_a_joint_method_is_asked_once():
         sample, scores = getattr(normals(), method)((4,))
         assert_close(scores, normals().log_prob(sample))
         assert sample.batch_size == (4, B) and deep_keys(sample) == {"x", "y"}
+    with set_composite_lp_aggregate(True):
+        sample, score = normals().sample_and_log_prob((4,))
+        assert_close(score, normals().log_prob(sample))
     sample = dist.sample()
     assert not sample.is_locked and sample.device is None and dist.sample([4]).shape == (4, B)
 
