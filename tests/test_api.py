@@ -36,4 +36,4 @@ def test_each_public_name_stands_on_the_page_of_its_package(tmp_path):
         assert missing == ({"memmap", "tensorclass"} if package == "raffia" else set()), package
     assert Path("raffia/search") in pages and Path("raffia/cli") not in pages
     search = (tmp_path / "raffia" / "search.html").read_text()
-    assert "<li><code>num_simulations</code>: " in search  # arguments are a list
+    assert "<li><code>policy</code>: " in search  # arguments are a list
