@@ -13,14 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from raffia import (
-    LazyStackedTensorDict,
-    TensorDict,
-    assert_close,
-    dense_stack_tds,
-    lazy_stack,
-    maybe_dense_stack,
-)
+import raffia
+from raffia import LazyStackedTensorDict, TensorDict, dense_stack_tds, lazy_stack, maybe_dense_stack
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import apply_op, call, check_same, each, is_lazy, ops, raises, refused
 
@@ -72,25 +66,29 @@ AFTER = {
     (1, 1): ops(to_lazystack=[-1]),
     ("dense", "dense"): ops(contiguous=[()], densify=[()], to_tensordict=[()]),
 }
+
+
+def pair(function, dim=0):
+    return lambda td: function([td, td * 2], dim)
+
+
+def rows(index):
+    return lambda td: td[index]
+
+
 JOINED = {
-    (1, 2): (lambda td: torch.stack([td, td * 2]), lambda td: torch.stack([td, td * 2], -3)),
-    (0, 2): (lambda td: torch.stack([td, td * 2], 1),),
+    (1, 2): (pair(torch.stack), pair(torch.stack, -3)),
+    (0, 2): (pair(torch.stack, 1),),
     (0, 1): (
-        lambda td: torch.stack([td, td * 2], 2),
-        lambda td: torch.cat([td, td * 2], 1),
-        lambda td: td.split(2, -1)[0],
-        lambda td: td.split_keys(["a"])[1],
-        lambda td: td["n"],
+        *(pair(torch.stack, 2), pair(torch.cat, 1), rows(I[1:3]), rows([-1, 0, -1])),
+        *(rows(I[:, [0, 2]]), rows("n"), lambda td: td.split_keys(["a"])[1]),
+        *(lambda td: td.split(2, -1)[0], lambda td: td.apply(torch.add, td)),
         lambda td: torch.full_like(td, 3),
-        lambda td: td.apply(torch.add, td),
-        lambda td: td[1:3],
-        lambda td: td[[-1, 0, -1]],
-        lambda td: td[:, [0, 2]],
     ),
-    ("dense", 0): (lambda td: td[-1], lambda td: td[2, 1:3], lambda td: td.unbind(-2)[1]),
-    (0, "dense"): (lambda td: td[:, 1], lambda td: td[T([0, 1]), 0], lambda td: td.unbind(1)[1]),
-    (2, 3): (lambda td: td[None, None],),
-    (0, 0): (lambda td: td[T([0, 1]), T([1, 2])],),
+    ("dense", 0): (rows(-1), rows(I[2, 1:3]), lambda td: td.unbind(-2)[1]),
+    (0, "dense"): (rows(I[:, 1]), rows(I[T([0, 1]), 0]), lambda td: td.unbind(1)[1]),
+    (2, 3): (rows(I[None, None]),),
+    (0, 0): (rows(I[T([0, 1]), T([1, 2])]),),
 }
 
 
@@ -114,16 +112,8 @@ def test_where_the_stack_dimension_goes(dim):
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_rows_of_unlike_members(dim):
-    for index in (
-        0,
-        -1,
-        I[1:3],
-        I[:, 1],
-        None,
-        [0, 2],
-        T([[0, 2], [1, 1]]),
-        I[T([0, 1]), T([1, 2])],
-    ):
+    tensors = T([[0, 2], [1, 1]]), I[T([0, 1]), T([1, 2])]
+    for index in (0, -1, I[1:3], I[:, 1], None, [0, 2], *tensors):
         got = unlike(dim)[index]  # entries that all members share come out as of the dense stack
         want = torch.stack([unlike_part(i).select("a") for i in range(4)], dim)[index]
         check_same(got.select("a"), want)
@@ -298,11 +288,8 @@ MIXED = {
 def test_making():
     parts = [part(0), part(1)]
     for td in (
-        lazy_stack(tuple(parts), 0),
-        lazy_stack(parts, dim=-2),
+        *(lazy_stack(tuple(parts), 0), lazy_stack(parts, dim=-2), TensorDict.lazy_stack(parts)),
         LazyStackedTensorDict(*parts, stack_dim=0),
-        LazyStackedTensorDict.lazy_stack(parts, 0),
-        TensorDict.lazy_stack(parts),
     ):
         assert is_lazy(td, 0) and not isinstance(td, TensorDict)
         assert all(a is b for a, b in zip(td.tensordicts, parts, strict=True))
@@ -340,7 +327,7 @@ def test_a_copy_is_of_the_same_kind(tmp_path):
     td = unlike().zero_()
     members = list(td.tensordicts)
     td.load_memmap_(tmp_path)
-    assert assert_close(td, unlike())
+    assert raffia.assert_close(td, unlike())
     assert all(a is b for a, b in zip(td.tensordicts, members, strict=True))
 
 
@@ -387,6 +374,9 @@ def test_stacks_of_stacks():
             check(make(dim).sub_(row), dense(dim) - row, dim)
         with pytest.raises(RuntimeError, match="broadcast"):
             make(dim) + dense(dim)[:2]
+    first, second = make(), make().select("a")
+    out = maybe_dense_stack([first, second], 0)
+    assert out.stack_dim == 0 and out[0] is first and out[1] is second
     out = dense_stack_tds([unlike(), unlike()], 0)
     assert out.batch_size == (2, 4, 3) and out.stack_dim == 1
     assert out[:, 2]["h"].shape == (2, 3, 4)
@@ -400,10 +390,8 @@ def test_dense_where_that_can_be():
     for dim in (0, 1):
         alike, other = [part(0), part(1)], [part(0), part(1).exclude("a")]
         for got in (
-            dense_stack_tds(alike, dim),
-            dense_stack_tds(lazy_stack(alike, dim)),
-            maybe_dense_stack(alike, dim),
-            LazyStackedTensorDict.maybe_dense_stack(alike, dim),
+            *(dense_stack_tds(alike, dim), dense_stack_tds(lazy_stack(alike, dim))),
+            *(maybe_dense_stack(alike, dim), LazyStackedTensorDict.maybe_dense_stack(alike, dim)),
         ):
             check(got, torch.stack(alike, dim), "dense")
         assert is_lazy(maybe_dense_stack(other, dim), dim)
@@ -411,10 +399,8 @@ def test_dense_where_that_can_be():
         assert set(maybe_dense_stack(other, dim).keys()) == {"b", "n"}
         wide = [part(0), part(1).set("a", torch.zeros(3, 7))]
         assert is_lazy(maybe_dense_stack(wide, dim), dim)
-    assert unlike().from_dict_instance({"a": 1, "n": {"c": 2}}).to_dict() == {
-        "a": torch.tensor(1),
-        "n": {"c": torch.tensor(2)},
-    }
+    td = unlike().from_dict_instance({"a": 1, "n": {"c": 2}})
+    assert td.to_dict() == {"a": T(1), "n": {"c": T(2)}}
     nested = [TensorDict({"n": {"x": torch.zeros(3, i)}}, [3]) for i in (2, 4)]
     td = maybe_dense_stack(nested)
     assert is_lazy(td["n"], 0)
@@ -426,22 +412,10 @@ def test_dense_where_that_can_be():
 # -------------------------------------------------------------------------- unlike members
 
 # operations that unlike members take, each for itself
-APART = ops(
-    unsqueeze=[0, -1],
-    permute=[(1, 0)],
-    transpose=[(0, 1)],
-    reshape=[12, (2, 2, 3)],
-    view=[12],
-    flatten=[()],
-    unflatten=[(0, (2, 2))],
-    expand=[(2, 4, 3)],
-    repeat=[(2, 1)],
-    clone=[()],
-    to=[torch.float64],
-    apply=[lambda x: x + 1],
-    masked_fill=[(torch.eye(4, 3, dtype=torch.bool), -1)],
-    add=[1],
-)
+APART = ops(unsqueeze=[0, -1], permute=[(1, 0)], transpose=[(0, 1)], reshape=[12, (2, 2, 3)])
+APART += ops(flatten=[()], unflatten=[(0, (2, 2))], expand=[(2, 4, 3)], repeat=[(2, 1)], view=[12])
+APART += ops(masked_fill=[(torch.eye(4, 3, dtype=torch.bool), -1)], clone=[()], add=[1])
+APART += ops(to=[torch.float64], apply=[lambda x: x + 1])
 APART_TOO = [torch.zeros_like, lambda td: td * td, lambda td: torch.stack([td, td])]
 APART_TOO += [lambda td: torch.cat([td, td]), lambda td: torch.cat([td, td], 1)]
 
@@ -610,10 +584,12 @@ def test_unlike_members_inside_a_container():
     other[3]["h"].add_(1)
     wrap = {"plain": lambda x: x, "nested": lambda x: TensorDict({"l": x}, [4, 3])}
     for name in wrap:
-        assert assert_close(wrap[name](unlike()), wrap[name](unlike()))
+        assert raffia.assert_close(wrap[name](unlike()), wrap[name](unlike()))
         with pytest.raises(AssertionError, match="h"):
-            assert_close(wrap[name](unlike()), wrap[name](other))
-    assert assert_close(TensorDict({"l": make()}, [4, 3]), TensorDict({"l": dense()}, [4, 3]))
+            raffia.assert_close(wrap[name](unlike()), wrap[name](other))
+    assert raffia.assert_close(
+        TensorDict({"l": make()}, [4, 3]), TensorDict({"l": dense()}, [4, 3])
+    )
     nested.apply_(lambda leaf: leaf + 1)
     assert (nested["l"][2]["h"] == unlike()[2]["h"] + 1).all()
 

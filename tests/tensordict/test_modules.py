@@ -1,6 +1,7 @@
 """Parameters of modules as containers: from_module(s), to_module, TensorDictParams."""
 
 import copy
+import functools
 import gc
 import pickle
 import threading
@@ -11,13 +12,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from raffia import (
-    LazyStackedTensorDict,
-    TensorDict,
-    TensorDictParams,
-    from_module,
-    from_modules,
-)
+from raffia import LazyStackedTensorDict, TensorDict, TensorDictParams, from_module, from_modules
 from raffia.nn import TensorDictModule
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import each, raises
@@ -264,10 +259,8 @@ def test_a_shared_parameter_is_registered_and_trained(n):
     out = ensemble(p, modules[0], torch.ones(2))
     want = torch.stack([m(torch.ones(2)) for m in modules])
     assert_close(out, want)
-    grads = [
-        torch.autograd.grad(y.square().sum(), shared.weight, retain_graph=True)[0]
-        for y in (out, want)
-    ]
+    losses = out.square().sum(), want.square().sum()
+    grads = [torch.autograd.grad(loss, shared.weight, retain_graph=True)[0] for loss in losses]
     assert_close(*grads)
     before = shared.weight.detach().clone()
     out.sum().backward()
@@ -439,22 +432,9 @@ def norm():
     return nn.BatchNorm1d(3).eval()
 
 
-MODULES = {
-    "linear": linear,
-    "mlp": mlp,
-    "norm": norm,
-    "tied": Tied,
-    "shared": Shared,
-    "two names": two_names,
-    "parameters": Host,
-    "lstm": lambda: nn.LSTM(3, 4),
-    "gru": lambda: nn.GRU(3, 4),
-}
-WAYS = {
-    "swapped": {},
-    "in place": {"inplace": True},
-    "as they are": {"preserve_module_state": False},
-}
+RECURRENT = [functools.partial(nn.LSTM, 3, 4), functools.partial(nn.GRU, 3, 4)]
+MODULES = [linear, mlp, norm, Tied, Shared, two_names, Host, *RECURRENT]
+WAYS = [{}, {"inplace": True}, {"preserve_module_state": False}]
 
 
 def state(module):
@@ -473,8 +453,8 @@ def check_state(module, before):
 
 
 @pytest.mark.parametrize("how", ["block", "call", "locked"])
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("make", MODULES)
 def test_values_go_in_and_out(make, options, how):
     m, other, x = make(), make(), torch.randn(5, 3)
     new, before, listed, want = values(other), state(m), list(m.state_dict()), first(other(x))
@@ -710,6 +690,8 @@ def test_params_are_container_and_module():
         q["v"] is v and names(q) == (["v"], ["w"]) and TensorDictParams(TensorDict(w=v))["w"] is v
     )
     assert TensorDictParams({"w": t})["w"].data_ptr() == t.data_ptr()
+    p = TensorDictParams(w=t)
+    assert p.setdefault("w", torch.ones(3)) is p["w"] and p["w"].data_ptr() == t.data_ptr()
     frozen = nn.Parameter(t, requires_grad=False)
     assert not TensorDictParams(TensorDict(w=frozen))["w"].requires_grad
     assert TensorDictParams(TensorDict(w=torch.ones(3, requires_grad=True) * 2))["w"].is_leaf
@@ -717,6 +699,7 @@ def test_params_are_container_and_module():
     src = TensorDict(w=t, n=TensorDict(b=t))
     TensorDictParams(src)
     assert src["w"] is src["n", "b"] is t  # the source keeps its tensors
+    p = params()
     p["n"]["d"] = torch.ones(2)
     assert "n.d" not in names(p)[0]  # written below: after the next change
     p["e"] = torch.ones(2)

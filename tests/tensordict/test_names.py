@@ -37,22 +37,13 @@ def check(td, expected):
 
 # names of the result, by the index or the call
 INDICES = {
-    "yz": [0, -1, torch.tensor(0)],
-    "xz": [I[:, 0]],
-    "xy": [I[..., 0]],
-    "z": [I[0, 0]],
-    "y": [I[0, ..., 0]],
-    "": [I[0, 0, 0]],
+    **{"yz": [0, -1, torch.tensor(0)], "xz": [I[:, 0]], "xy": [I[..., 0]], "z": [I[0, 0]]},
+    **{"y": [I[0, ..., 0]], "": [I[0, 0, 0]], "xyz.": [I[..., None]], "x.yz": [I[:, None]]},
     "xyz": [I[:1], ..., T01, [0, 1], range(2), np.array([0, 1]), I[:, T01], T01 == 0],
     ".xyz": [None, torch.tensor([[0, 1]]), True, torch.tensor(True)],
-    "xyz.": [I[..., None]],
-    "x.yz": [I[:, None]],
-    ".yz": [I[0, None]],
-    "x.z": [I[:, 0, None]],
+    **{".yz": [I[0, None]], "x.z": [I[:, 0, None]], "x.": [I[:, MASK[0]]], ".": [MASK]},
     ".z": [MASK[..., 0], I[T01, T01], I[[0, 1], [0, 1]]],
-    "x.": [I[:, MASK[0]]],
     "..yz": [T01.expand(2, 2), [[0, 1], [1, 0]], torch.tensor([[0]])],
-    ".": [MASK],
 }
 
 

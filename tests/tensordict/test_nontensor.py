@@ -10,20 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from raffia import (
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    capture_non_tensor_stack,
-    is_leaf_nontensor,
-    is_non_tensor,
-    is_tensor_collection,
-    lazy_stack,
-    list_to_stack,
-    make_tensordict,
-    set_capture_non_tensor_stack,
-    set_list_to_stack,
-)
+import raffia
+from raffia import NonTensorData, NonTensorStack, TensorDict, capture_non_tensor_stack, lazy_stack
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import apply_op, ops
 
@@ -58,7 +46,7 @@ DOORS = {
     "item": lambda value: TensorDict(batch_size=[2]).update({"k": value}),
     "set": lambda value: TensorDict(batch_size=[2]).set("k", value),
     "from_dict": lambda value: TensorDict.from_dict({"k": value}, batch_size=[2]),
-    "make_tensordict": lambda value: make_tensordict(k=value, batch_size=[2]),
+    "make_tensordict": lambda value: raffia.make_tensordict(k=value, batch_size=[2]),
     "set_non_tensor": lambda value: TensorDict(batch_size=[2]).set_non_tensor("k", value),
     "over a tensor": lambda value: TensorDict(k=[1, 2], batch_size=[2]).set("k", value),
 }
@@ -110,24 +98,24 @@ def test_what_becomes_a_tensor_or_a_container():
 
 
 def test_options():
-    assert list_to_stack() is True and capture_non_tensor_stack() is False
-    with quietly(set_list_to_stack, False):
-        assert list_to_stack() is False
+    assert raffia.list_to_stack() is True and capture_non_tensor_stack() is False
+    with quietly(raffia.set_list_to_stack, False):
+        assert raffia.list_to_stack() is False
         td = TensorDict(w=["p", "q"], i=[1, 2], batch_size=[2])
         assert isinstance(td.get("w"), NonTensorData) and list(td["w"]) == ["p", "q"]
         assert td["i"].tolist() == [1, 2]
-    assert list_to_stack() is True
-    with set_list_to_stack(True):
+    assert raffia.list_to_stack() is True
+    with raffia.set_list_to_stack(True):
         assert isinstance(TensorDict(w=["p", "q"], batch_size=[2]).get("w"), NonTensorStack)
     alike, unlike = [NonTensorData("a")] * 2, [NonTensorData("a"), NonTensorData("b")]
-    with quietly(set_capture_non_tensor_stack, True):
+    with quietly(raffia.set_capture_non_tensor_stack, True):
         assert capture_non_tensor_stack() is True
         one = torch.stack(alike)
         assert isinstance(one, NonTensorData) and one.batch_size == (2,)
         assert torch.stack([words(), words()])["s"] == "hi"
         assert isinstance(torch.stack(unlike), NonTensorStack)
     assert capture_non_tensor_stack() is False
-    with set_capture_non_tensor_stack(False):
+    with raffia.set_capture_non_tensor_stack(False):
         assert isinstance(torch.stack(alike), NonTensorStack)
 
 
@@ -143,8 +131,8 @@ def test_reading():
     assert td.get("no") is None and td.get("no", "dflt") == "dflt"
     assert [td.is_non_tensor(key) for key in "swx"] == [True, True, False]
     for value, expected in ((td.get("s"), True), (td.get("w"), True), (td, False), ("hi", False)):
-        assert is_non_tensor(value) is expected
-        assert is_tensor_collection(value) is (value != "hi" if value is not td else True)
+        assert raffia.is_non_tensor(value) is expected
+        assert raffia.is_tensor_collection(value) is (value != "hi" if value is not td else True)
     td = TensorDict(n=None, batch_size=[2])
     assert "n" in td.keys() and "n" in td and td.to_dict() == {"n": None}
     got = words()["w"]
@@ -163,8 +151,8 @@ def test_keys():
     assert set(td.keys(True)) == {"x", "s", "n", ("n", "t"), ("n", "y")}
     assert set(td.keys(True, True)) == {"x", ("n", "y")} and ("n", "t") in td.keys(True)
     every = {"x", "s", ("n", "t"), ("n", "y")}
-    assert set(td.keys(True, True, is_leaf=is_leaf_nontensor)) == every
-    got = dict(td.items(True, True, is_leaf=is_leaf_nontensor))
+    assert set(td.keys(True, True, is_leaf=raffia.is_leaf_nontensor)) == every
+    got = dict(td.items(True, True, is_leaf=raffia.is_leaf_nontensor))
     assert set(got) == every and got["s"].data == "a"
     only = TensorDict(s="a")
     assert list(only.items(True, True)) == [] and not only.is_empty()
@@ -175,7 +163,7 @@ def test_keys():
     assert flat["n.t"] == "u" and flat.unflatten_keys(".")["n", "t"] == "u"
     assert td.rename_key_("s", "r")["r"] == "a" and "s" not in td
     popped = td.pop("r")
-    assert (popped.data if is_non_tensor(popped) else popped) == "a" and "r" not in td
+    assert (popped.data if raffia.is_non_tensor(popped) else popped) == "a" and "r" not in td
 
 
 def test_functions_of_tensors_leave_values_alone():
@@ -187,7 +175,7 @@ def test_functions_of_tensors_leave_values_alone():
     )
     assert names == [("n", "y")]
     seen.clear()
-    words().apply(lambda v: seen.append(v) or v, is_leaf=is_leaf_nontensor)
+    words().apply(lambda v: seen.append(v) or v, is_leaf=raffia.is_leaf_nontensor)
     assert len(seen) == 3
     got = torch.vmap(lambda t: t.set("y", t["x"] + 1))(words().select("x", "s"))
     assert got["y"].tolist() == [1, 2, 3] and got["s"] == "hi"

@@ -258,6 +258,7 @@ REFUSED = {
     "mean of ints": (lambda td: td.int().mean(), RuntimeError, "dtype"),
     "unlike leaves": (lambda td: td.sum(dim=0, reduce=True), RuntimeError, ""),
     "nothing": (lambda td: TensorDict({}, [B]).sum(reduce=True), ValueError, "no tensor leaves"),
+    "shapes": (lambda td: TensorDict(a=td["a"]) + TensorDict(a=td["a"][1:]), RuntimeError, "size"),
     "rsub": (lambda td: TensorDict(a=torch.tensor([True])).rsub(0.5), RuntimeError, "bool tensor"),
     "reduction": (
         lambda td: torch.nn.functional.mse_loss(td, td, reduction="bad"),

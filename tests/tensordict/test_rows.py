@@ -8,55 +8,37 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raffia import (
-    MetaData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictParams,
-    collate,
-    expand_as_right,
-    expand_right,
-    get_printoptions,
-    group_by,
-    is_bool,
-    is_floating,
-    is_inexact,
-    is_integer,
-    load,
-    pad_sequence,
-    set_printoptions,
-    unpad_sequence,
-    utils,
-)
+import raffia
+from raffia import MetaData, TensorDict, collate, group_by, set_printoptions, unpad_sequence, utils
 from raffia.utils import isin, remove_duplicates
 from tests.tensordict.kinds import each, raises
 
 
 def test_expand_right_adds_dimensions_at_the_end():
     x = torch.arange(6).view(2, 3)
-    assert torch.equal(expand_right(x, (2, 3, 4)), x[..., None].expand(2, 3, 4))
-    wide = expand_as_right(x[:, :1], torch.zeros(2, 3, 5))
+    assert torch.equal(raffia.expand_right(x, (2, 3, 4)), x[..., None].expand(2, 3, 4))
+    wide = raffia.expand_as_right(x[:, :1], torch.zeros(2, 3, 5))
     assert torch.equal(wide, x[:, :1, None].expand(2, 3, 5))
-    assert expand_right(x, (2, 3)).data_ptr() == x.data_ptr()
-    td = expand_as_right(TensorDict(a=torch.ones(2, 7), batch_size=[2]), torch.zeros(2, 3))
+    assert raffia.expand_right(x, (2, 3)).data_ptr() == x.data_ptr()
+    td = raffia.expand_as_right(TensorDict(a=torch.ones(2, 7), batch_size=[2]), torch.zeros(2, 3))
     assert td.batch_size == (2, 3) and td["a"].shape == (2, 3, 7)
-    assert expand_as_right(x, TensorDict(batch_size=[2, 3, 4])).shape == (2, 3, 4)
+    assert raffia.expand_as_right(x, TensorDict(batch_size=[2, 3, 4])).shape == (2, 3, 4)
 
 
 def test_kinds_of_dtypes():
     values = [torch.zeros(1, dtype=d) for d in (torch.bool, torch.int8, torch.half, torch.cfloat)]
-    assert [is_bool("k", v) for v in values] == [True, False, False, False]
-    assert [is_integer("k", v) for v in values] == [False, True, False, False]
-    assert [is_floating(v) for v in values] == [False, False, True, False]
-    assert [is_inexact(v) for v in values] == [False, False, True, True]
-    assert not is_inexact("a word")
+    assert [raffia.is_bool("k", v) for v in values] == [True, False, False, False]
+    assert [raffia.is_integer("k", v) for v in values] == [False, True, False, False]
+    assert [raffia.is_floating(v) for v in values] == [False, False, True, False]
+    assert [raffia.is_inexact(v) for v in values] == [False, False, True, True]
+    assert not raffia.is_inexact("a word")
 
 
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=8), st.booleans())
 def test_groups_are_what_masks_select(keys, words):
     n = len(keys)
     td = TensorDict(x=torch.arange(n), n=dict(y=torch.arange(2 * n).view(n, 2)), batch_size=[n])
-    td["key"] = NonTensorStack(*[f"w{key}" for key in keys]) if words else torch.tensor(keys)
+    td["key"] = raffia.NonTensorStack(*[f"w{key}" for key in keys]) if words else torch.tensor(keys)
     values, groups = group_by(td, "key")
     told = values if words else values.tolist()
     assert told == sorted(set([f"w{key}" for key in keys] if words else keys))
@@ -78,7 +60,7 @@ def test_group_by_rows_of_a_tensor():
 def test_unpad_undoes_pad(lengths, side):
     rows = [TensorDict(a=torch.rand(n, 2), n=dict(b=torch.arange(n))) for n in lengths]
     rows = [row.auto_batch_size_(1) for row in rows]
-    padded = pad_sequence(rows, return_mask=True, padding_side=side)
+    padded = raffia.pad_sequence(rows, return_mask=True, padding_side=side)
     bare, mask = padded.exclude("masks"), padded["masks", "a"]
     for samples in (unpad_sequence(padded), unpad_sequence(bare, mask)):
         for row, sample in zip(rows, samples.tensordicts, strict=True):
@@ -89,7 +71,7 @@ def test_unpad_undoes_pad(lengths, side):
 
 def test_unpad_dimensions_of_the_entries_alone():
     rows = [TensorDict(a=torch.rand(2, n), b=torch.rand(2, n, 3), batch_size=[2]) for n in (1, 3)]
-    padded = pad_sequence(rows, pad_dim=1, return_mask=True)
+    padded = raffia.pad_sequence(rows, pad_dim=1, return_mask=True)
     for row, sample in zip(rows, unpad_sequence(padded, pad_dim=1).tensordicts, strict=True):
         assert sample.batch_size == (2,) and (sample == row).all()
 
@@ -97,7 +79,7 @@ def test_unpad_dimensions_of_the_entries_alone():
 @pytest.mark.parametrize("lines", [False, True])
 def test_json_records_come_back(tmp_path, lines):
     td = TensorDict(a=torch.arange(2), n=dict(b=torch.tensor([[0.5], [1.0]])), batch_size=[2])
-    td["word"] = NonTensorStack("x", "y")
+    td["word"] = raffia.NonTensorStack("x", "y")
     td.to_json(tmp_path / "rows", separator=".", lines=lines)
     text = (tmp_path / "rows").read_text()
     records = [json.loads(line) for line in text.splitlines()] if lines else json.loads(text)
@@ -143,9 +125,10 @@ def test_meta_data_is_one_object_for_the_batch(tmp_path):
     assert type(stacked.get("c")) is MetaData and stacked["c"] is config
     assert stacked.get("c").batch_size == (2, 3)
     other = TensorDict(a=torch.zeros(3), c=MetaData(dict(config)), batch_size=[3])
-    assert type(torch.stack([td, other]).get("c")) is NonTensorStack
+    assert type(torch.stack([td, other]).get("c")) is raffia.NonTensorStack
     td.memmap(tmp_path / "td")
-    assert type(load(tmp_path / "td").get("c")) is MetaData and load(tmp_path / "td")["c"] == config
+    entry = raffia.load(tmp_path / "td").get("c")
+    assert type(entry) is MetaData and entry.data == config
     assert MetaData[dict] is MetaData[dict] and issubclass(MetaData[dict], MetaData)
     for entry in (MetaData("a", [2]), MetaData[str]("a", [2])):
         back = pickle.loads(pickle.dumps(entry))
@@ -157,7 +140,7 @@ def test_what_has_no_memory_or_no_shape_yet_is_printed():
     embedding = torch.nn.Embedding(3, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
     sparse = TensorDict(a=torch.eye(3).to_sparse(), g=embedding.weight.grad)
-    for td in (lazy, TensorDictParams(lazy)):
+    for td in (lazy, raffia.TensorDictParams(lazy)):
         assert "weight: Parameter(shape=not known yet, device=cpu" in repr(td)
         assert not td.is_shared()
     assert "a: Tensor(shape=torch.Size([3, 3]), device=cpu" in repr(sparse)
@@ -185,11 +168,11 @@ def test_what_is_printed():
         return repr(td)
 
     assert "batch_size=torch.Size([2])" not in shown().replace("NonTensorData(data=w, batch", "")
-    assert get_printoptions()["compact"] is False
+    assert raffia.get_printoptions()["compact"] is False
     option = set_printoptions(compact=True)
     option.set()
     try:
-        assert get_printoptions()["compact"] is True
+        assert raffia.get_printoptions()["compact"] is True
     finally:
         set_printoptions(compact=False).set()
     assert repr(td) == plain
@@ -230,14 +213,14 @@ HOLE = torch.tensor([[True, True, False], [True, False, True]])
 PADDED = TensorDict(a=torch.zeros(2, 3), batch_size=[2])
 SAMPLES = [TensorDict(a=torch.ones(n), b=torch.arange(2)) for n in (1, 3)]
 LONG = [TensorDict(a=torch.ones(2), batch_size=[2])] * 2
-KEYED = repeated().update({"odd": NonTensorStack("a", 1, None, 2), "e": {}})
+KEYED = repeated().update({"odd": raffia.NonTensorStack("a", 1, None, 2), "e": {}})
 SHORT = "dim must be one of the 1 batch dimensions"
 A = {"a": 0.0}
 R, V, K = RuntimeError, ValueError, KeyError
 MISTAKES = [
-    (lambda: expand_right(X, (2,)), R, "2 dimensions, more than the shape"),
-    (lambda: expand_as_right(COLUMNS, torch.zeros(2)), R, "longer than the shape"),
-    (lambda: expand_right(X, (3, 3)), R, ""),
+    (lambda: raffia.expand_right(X, (2,)), R, "2 dimensions, more than the shape"),
+    (lambda: raffia.expand_as_right(COLUMNS, torch.zeros(2)), R, "longer than the shape"),
+    (lambda: raffia.expand_right(X, (3, 3)), R, ""),
     (lambda: group_by(KEYED[0], "b"), V, "first batch dimension"),
     (lambda: group_by(KEYED, "y"), K, "nearest|not found"),
     (lambda: group_by(KEYED, "e"), TypeError, "is a container"),

@@ -13,19 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import raffia
-from raffia import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    TensorClass,
-    TensorDict,
-    assert_close,
-    is_tensor_collection,
-    is_tensorclass,
-    lazy_stack,
-    load_memmap,
-    pad_sequence,
-    tensorclass,
-)
+from raffia import NonTensorData, TensorClass, TensorDict, is_tensorclass, lazy_stack, tensorclass
 from tests.tensordict.kinds import apply_op, each, ops, raises
 from tests.tensordict.stored import content
 
@@ -298,7 +286,7 @@ def test_methods_and_kinds():
     assert p.total() == 66 and p.doubled.sum() == 132
     assert Point.count(2).x.tolist() == [0, 1] and Point.three() == 3 == p.three()
     assert all([is_tensorclass(one) for one in (p, Point, Edge)])
-    assert is_tensor_collection(p) and is_tensor_collection(Point)
+    assert raffia.is_tensor_collection(p) and raffia.is_tensor_collection(Point)
     assert not is_tensorclass(TensorDict()) and not is_tensorclass(torch.zeros(1))
     assert isinstance(p, Point) and not isinstance(p, TensorDict) and tensorclass(Point) is Point
     assert issubclass(Edge, TensorClass) and isinstance(edge(), TensorClass)
@@ -335,10 +323,10 @@ def test_inside_containers():
     p = Point(x=torch.zeros(3))
     assert TensorDict(p=p, batch_size=[3])["p"].batch_size == (3,) and p.batch_size == ()
     lz = lazy_stack([TensorDict(p=Point(x=torch.zeros(3))), TensorDict(p=Point(x=torch.ones(2)))])
-    assert isinstance(lz, LazyStackedTensorDict)
+    assert isinstance(lz, raffia.LazyStackedTensorDict)
     assert type(lz[1]["p"]) is type(lz.get("p")) is Point and lz.get("p")[1].x.tolist() == [1, 1]
     rows = [TensorDict(i=Point(x=torch.ones(n), batch_size=[n]), batch_size=[n]) for n in (2, 3)]
-    padded = pad_sequence([row.exclude(("i", "tag")) for row in rows])
+    padded = raffia.pad_sequence([row.exclude(("i", "tag")) for row in rows])
     assert type(padded["i"]) is Point and padded["i"].x.shape == (2, 3)
 
 
@@ -381,7 +369,7 @@ def test_conversions(tmp_path):
     assert type(like["p"]) is Point
     mapped = p.memmap(tmp_path)
     assert type(mapped) is Point and mapped.is_memmap() and mapped.is_locked
-    for read in (Point.load_memmap, TensorDict.load_memmap, load_memmap):
+    for read in (Point.load_memmap, TensorDict.load_memmap, raffia.load_memmap):
         assert content(read(tmp_path)) == content(p)
 
 
@@ -421,7 +409,7 @@ MISTAKES = [
     (lambda: torch.stack([points(), edge()]), TypeError, ""),
     (lambda: lazy_stack([Point(x=torch.zeros(3)), Point(x=torch.ones(2))]).x, RuntimeError, "x"),
     (lambda: bool(points()), RuntimeError, "boolean"),
-    (lambda: assert_close(points(), points() + 1), AssertionError, "x"),
+    (lambda: raffia.assert_close(points(), points() + 1), AssertionError, "x"),
     (lambda: Point.from_tensordict(TensorDict(x=1, zz=1)), ValueError, "zz"),
     (lambda: Point.from_tensordict({"x": torch.zeros(3)}), RuntimeError, "TensorDictBase"),
     (lambda: Point.from_dict({"x": 1, "qq": 2}), ValueError, "qq"),

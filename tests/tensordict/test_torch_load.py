@@ -11,27 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from raffia import (
-    MemoryMappedTensor,
-    NonTensorData,
-    TensorClass,
-    TensorDict,
-    TensorDictParams,
-    lazy_stack,
-    tensorclass,
-)
+import raffia
+from raffia import MemoryMappedTensor, NonTensorData, TensorDict, TensorDictParams, lazy_stack
 from raffia.tensordict import pickled
 
 CALLED = []
 
 
-@tensorclass
+@raffia.tensorclass
 class Plain:
     x: torch.Tensor
     name: str = "a"
 
 
-class Guarded(TensorClass):
+class Guarded(raffia.TensorClass):
     x: torch.Tensor
     below: Plain = None
 

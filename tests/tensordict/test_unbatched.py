@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raffia import (
-    LazyStackedTensorDict,
-    TensorDict,
-    TensorDictParams,
-    UnbatchedTensor,
-    is_non_tensor,
-    is_tensor_collection,
-    lazy_stack,
-    pad,
-    set_printoptions,
-    tensorclass,
-)
+import raffia
+from raffia import LazyStackedTensorDict, TensorDict, TensorDictParams, UnbatchedTensor, lazy_stack
 from raffia.data import TensorStorage
 
 TABLE = torch.arange(12.0).view(3, 4)
@@ -50,7 +40,7 @@ MOVES = {
     "split": lambda td: td.split(2, 1)[1],
     "chunk": lambda td: td.chunk(2)[0],
     "unbind": lambda td: td.unbind(1)[2],
-    "pad": lambda td: pad(td, [0, 1, 0, 0]),
+    "pad": lambda td: raffia.pad(td, [0, 1, 0, 0]),
     "stack": lambda td: torch.stack([td, td], 1),
     "cat": lambda td: torch.cat([td, td], 1),
     "lazy_stack": lambda td: lazy_stack([td, td.clone()], 2),
@@ -187,7 +177,7 @@ def test_it_is_written_and_replaced():
         td["a"] = torch.zeros(5)
 
 
-@tensorclass
+@raffia.tensorclass
 class Rows:
     table: Tensor
     value: Tensor
@@ -195,7 +185,9 @@ class Rows:
 
 def test_it_is_a_tensor_and_no_container():
     td, x = held(), held().get("a")
-    assert isinstance(x, Tensor) and not is_tensor_collection(x) and not is_non_tensor(x)
+    assert (
+        isinstance(x, Tensor) and not raffia.is_tensor_collection(x) and not raffia.is_non_tensor(x)
+    )
     assert not td.is_non_tensor("a") and x.sum() == TABLE.sum() and x[0].shape == (4,)
     assert UnbatchedTensor([1, 2]).tolist() == [1, 2]
     assert UnbatchedTensor(x, batch_size=[4]).batch_size == (4,)
@@ -203,7 +195,7 @@ def test_it_is_a_tensor_and_no_container():
     assert dict(td.items())["a"] is td.to_dict()["a"] is td["a"]
     assert set(td.filter_non_tensor_data().keys(True, True)) == set(td.keys(True, True))
     assert td.numpy()["a"].shape == (3, 4) and "shape=torch.Size([3, 4])" in repr(td)
-    with set_printoptions(compact=True):
+    with raffia.set_printoptions(compact=True):
         assert "a: f32[3,4]" in repr(td)
     for names in (td.state_dict(), td.flatten_keys(".").keys()):
         assert set(names) == {"a", "b", "n.u", "n.c"}
