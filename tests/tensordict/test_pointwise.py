@@ -462,6 +462,8 @@ def test_metadata_of_reductions():
     assert td.mean(dim=1, keepdim=True).names == ["b", "t"] and td.mean(0).device is not None
     assert td.sum(keepdim=True).names == td.amax(keepdim=True).names == ["b", "t"]
     assert td.quantile(torch.tensor([0.1, 0.9]), dim=0).names == [None, None]
+    td = TensorDict(s="x", w=["p", "q"], batch_size=[2], names=["t"]).sum(keepdim=True)
+    assert td.get("s").names == td.get("w").names == ["t"] and sound(td)
     td = TensorDict({"a": leaf(B, T), "n": TensorDict({"b": leaf(B, T)}, [B, T])}, [B])
     results = (td.mean(0), td.sum(), td.sum(0, keepdim=True), td.sum("feature"))
     sizes = [tuple(result["n"].batch_size) for result in results]

@@ -557,7 +557,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
     def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
         if batch_size == self._batch_size:
             return self._shallow()
-        return NonTensorData(self.tolist(), batch_size, self._device)
+        return NonTensorData(self.tolist(), batch_size, self._device, names)
 
     def _batched_dense(
         self, fn: LeafFn, ndim: int, batch_size: torch.Size, names: Names, op: Op

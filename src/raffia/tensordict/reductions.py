@@ -138,7 +138,8 @@ def mapped(
             entries[name] = fn(value, len(mine))
         elif value._is_data():
             given = size(value._batch_size) if callable(size) else size
-            entries[name] = value if given is None else value._new({}, given)
+            names = value._names if named else None
+            entries[name] = value if given is None else value._new({}, given, names)
         else:
             entries[name] = mapped(value, fn, size, named)
     return td._new(entries, new, td._names if size is None or named else None)
