@@ -262,6 +262,10 @@ def test_lazy_stacks():
         assert all(m.names == m["b"].names == rest for m in td.tensordicts)
         td.names = [None if name in rest else name for name in names]
         assert all(m.names == [None] * 3 for m in td.tensordicts)
+    inner = lazy_stack([TensorDict(a=torch.ones(B)) for _ in range(2)]).auto_batch_size_()
+    td = lazy_stack([TensorDict(rows=inner.to_lazystack(0), batch_size=[2])])
+    td.names = ["x", "y"]
+    assert all([sound(part) and part["rows"].names[:2] == td.names for part in td.split([1, 0])])
     for names, calls in {
         ".yz": (lambda td: td[0], lambda td: td.unbind(0)[0]),
         "xyz": (lambda td: td[:, 0], lambda td: td.unbind(1)[0]),

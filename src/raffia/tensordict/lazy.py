@@ -616,7 +616,7 @@ class LazyStackedTensorDict(LazyWrites):
             else:
                 part = self._of(members[rows], dim)
             if names is not None:
-                part._set_names(list(names))
+                dim_names.store(part, list(names))
             out.append(part)
             at += n
         return tuple([keep_mapped(part, self).lock_() for part in out] if self._locked else out)
