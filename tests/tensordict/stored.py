@@ -1,6 +1,7 @@
 """Containers with entries of all kinds, to be stored or copied; and what they hold, to compare."""
 
 import enum
+import io
 import json
 import pathlib
 
@@ -34,6 +35,14 @@ class Colour(enum.Enum):
 class Level(enum.IntEnum):
     LOW = 1
     HIGH = 2
+
+
+def through_torch(value, **options):
+    """What `torch.load` reads of what `torch.save` has written."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)
 
 
 def sample(fill=1.0):

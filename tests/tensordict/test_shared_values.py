@@ -1,7 +1,6 @@
 """Non-tensor values of memory-mapped containers: written under a lock, and shared if asked."""
 
 import copy
-import io
 import json
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ import torch
 from raffia import MetaData, NonTensorData, TensorDict, tensorclass
 from raffia.files import TemporaryFolder
 from tests.tensordict.invariants import sound
+from tests.tensordict.stored import through_torch
 
 FORK = multiprocessing.get_context("fork")
 
@@ -130,7 +130,7 @@ def test_a_value_that_json_cannot_hold_changes_nothing(tmp_path):
 def test_what_is_not_shared(tmp_path):
     td = mapped(tmp_path)
     to_read = TensorDict.load_memmap(tmp_path, mode="r")
-    copies = [td.clone(), td[0][None].expand(2), to_read, through_torch_save(td)]
+    copies = [td.clone(), td[0][None].expand(2), to_read, through_torch(td)]
     td.set_("text", "b")
     assert [copy.get("text").tolist() for copy in copies] == [["a", "a"]] * 4
     for one in copies:
@@ -141,13 +141,6 @@ def test_what_is_not_shared(tmp_path):
     other = pickle.loads(pickle.dumps(alone))
     alone.set_("text", "b")
     assert other["text"] == "a" and TensorDict.load(tmp_path / "alone")["text"] == "b"
-
-
-def through_torch_save(td):
-    file = io.BytesIO()
-    torch.save(td, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def test_tensorclasses_and_stacks(tmp_path):

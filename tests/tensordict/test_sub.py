@@ -1,12 +1,10 @@
 """Views of rows of a container: what is read is `parent[index]`, and what is written is there."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import raffia
@@ -15,6 +13,7 @@ from raffia.tensordict.sub import SubTensorDict
 from tests.tensordict.changes import NEW_ENTRIES, REMOVALS, WRITES, like, put
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import apply_op, check_same, each, leaves, make, ops, raises
+from tests.tensordict.stored import Pair, through_torch
 
 I = slice  # noqa: E741
 
@@ -311,10 +310,7 @@ def test_stored_in_another_container():
 def test_pickled(tmp_path):
     for index in (1, I(0, 2), torch.tensor([2, 0])):
         rows = rows_of(make(), index)
-        file = io.BytesIO()
-        torch.save(rows, file)
-        file.seek(0)
-        for same in (pickle.loads(pickle.dumps(rows)), torch.load(file, weights_only=False)):
+        for same in (pickle.loads(pickle.dumps(rows)), through_torch(rows, weights_only=False)):
             check_same(same, rows)
             same.zero_()  # the parent came with it
             assert not any(value.any() for value in leaves(same).values())
@@ -323,12 +319,6 @@ def test_pickled(tmp_path):
 
 
 # ----------------------------------------------------------------------- entries of all kinds
-
-
-@raffia.tensorclass
-class Pair:
-    x: Tensor
-    note: str = ""
 
 
 def test_values_that_are_no_tensors():
@@ -348,9 +338,9 @@ def test_values_that_are_no_tensors():
 
 
 def test_tensorclasses():
-    td = TensorDict(p=Pair(x=torch.zeros(3), note="n", batch_size=[3]), batch_size=[3])
+    td = TensorDict(p=Pair(x=torch.zeros(3), tag="n", batch_size=[3]), batch_size=[3])
     rows = rows_of(td, torch.tensor([2, 0]))
-    assert type(rows["p"]) is Pair and rows["p"].note == "n"
+    assert type(rows["p"]) is Pair and rows["p"].tag == "n"
     rows["p"].x = torch.ones(2)
     assert td["p"].x.tolist() == [1, 0, 1]
     pair = rows_of(Pair(x=torch.zeros(3), batch_size=[3]), I(1, None))

@@ -14,6 +14,7 @@ from torch import nn
 import raffia
 from raffia import MemoryMappedTensor, NonTensorData, TensorDict, TensorDictParams, lazy_stack
 from raffia.tensordict import pickled
+from tests.tensordict.stored import through_torch
 
 CALLED = []
 
@@ -32,13 +33,6 @@ class Guarded(raffia.TensorClass):
         CALLED.append(self.x)
 
 
-def through(value, **options):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, **options)
-
-
 def tree():
     nested = TensorDict(b=torch.ones(2, 3), batch_size=[2, 3])
     return TensorDict(a=torch.arange(2), n=nested, s="word", batch_size=[2], names=["t"])
@@ -50,7 +44,7 @@ def tree():
 def test_parameters_come_back_as_parameters():
     params = TensorDictParams(TensorDict(w=torch.ones(2), n=dict(b=torch.ones(3))))
     params.eval()
-    back = through(params)
+    back = through_torch(params)
     assert [n for n, p in back.named_parameters() if p.requires_grad] == ["w", "n.b"]
     assert not back.training
     assert (back.data == params.data).all()
@@ -60,7 +54,7 @@ def test_a_tensorclass_is_not_initialised_again():
     CALLED.clear()
     value = Guarded(x=torch.ones(2), below=Plain(x=torch.zeros(2), name="b"))
     assert len(CALLED) == 1
-    back = through(value)
+    back = through_torch(value)
     assert len(CALLED) == 1
     assert type(back.below) is Plain and back.below.name == "b"
 
@@ -72,10 +66,10 @@ class Foreign:
 
 def test_other_classes_stay_out():
     with pytest.raises(pickle.UnpicklingError, match="Foreign"):
-        through(TensorDict(x=NonTensorData(Foreign())))
+        through_torch(TensorDict(x=NonTensorData(Foreign())))
     with pytest.raises(pickle.UnpicklingError, match="Mine"):
-        through(Mine(a=torch.ones(2)))
-    assert through(Mine(a=torch.ones(2)), weights_only=False).__class__ is Mine
+        through_torch(Mine(a=torch.ones(2)))
+    assert through_torch(Mine(a=torch.ones(2)), weights_only=False).__class__ is Mine
 
 
 class Mine(TensorDict):
@@ -102,7 +96,7 @@ class Calls:
 def test_a_file_can_call_nothing_else(call):
     CALLED.clear()
     with pytest.raises((pickle.UnpicklingError, TypeError)):
-        through(Calls(*call))
+        through_torch(Calls(*call))
     assert not CALLED
 
 
@@ -115,20 +109,20 @@ def test_a_state_hides_no_method():
         ((of_class, Plain, TensorDict(z=1), {}), "must correspond to the class"),
     ]:
         with pytest.raises((TypeError, ValueError, pickle.UnpicklingError), match=words):
-            through(Calls(*call))
+            through_torch(Calls(*call))
 
 
 def test_what_is_read_of_a_mapped_file_is_not_written_to_it(tmp_path):
     td = TensorDict(a=torch.arange(6.0).view(2, 3), b=torch.zeros(0, 2)).memmap(tmp_path / "td")
-    back = through(TensorDict(td.to_dict() | {"part": td["a"][1, 1:]}))
+    back = through_torch(TensorDict(td.to_dict() | {"part": td["a"][1, 1:]}))
     assert not isinstance(back["a"], MemoryMappedTensor)
     back["a"].zero_()
     assert td["a"].sum() == 15 and back["part"].tolist() == [4, 5]
-    assert through(td)["a"].sum() == 15 and through(td).is_locked
-    assert not through(td).is_memmap() and not through(td).is_shared()
+    assert through_torch(td)["a"].sum() == 15 and through_torch(td).is_locked
+    assert not through_torch(td).is_memmap() and not through_torch(td).is_shared()
     with pytest.raises(AttributeError, match="saved path"):
-        through(td).saved_path  # noqa: B018
-    trusted = through(td, weights_only=False)
+        through_torch(td).saved_path  # noqa: B018
+    trusted = through_torch(td, weights_only=False)
     assert trusted.is_memmap()
     trusted["a"].zero_()
     assert td["a"].sum() == 0

@@ -1,7 +1,6 @@
 """`UnbatchedTensor`: a tensor that belongs to a whole batch."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -12,6 +11,7 @@ from torch.utils import _pytree as pytree
 import raffia
 from raffia import LazyStackedTensorDict, TensorDict, TensorDictParams, UnbatchedTensor, lazy_stack
 from raffia.data import TensorStorage
+from tests.tensordict.stored import through_torch
 
 TABLE = torch.arange(12.0).view(3, 4)
 ROWS = torch.arange(30.0).view(2, 3, 5)
@@ -216,11 +216,8 @@ def test_copies_do_not_take_one_entry_for_another():
 
 def test_copies():
     td = held()
-    stored = io.BytesIO()
-    torch.save(td, stored)
-    stored.seek(0)
     pickled = [pickle.loads(pickle.dumps(one)) for one in (td, td.consolidate())]
-    copies = td.clone(), copy.deepcopy(td), torch.load(stored), td.to_tensordict(), td.consolidate()
+    copies = td.clone(), copy.deepcopy(td), through_torch(td), td.to_tensordict(), td.consolidate()
     for other in (*copies, *pickled):
         assert type(other["a"]) is UnbatchedTensor and other["a"].batch_size == (2, 3)
         assert (other == td).all() and other["a"].data_ptr() != td["a"].data_ptr()
