@@ -401,42 +401,35 @@ def test_interrupted_while_it_links_the_steps(monkeypatch):
     assert lines(forest, 0) == ["() 0-1-2-3-4"] and len(forest.nodes) == 5
 
 
+def tree_of(steps):
+    return lambda: MCTSForest().extend(steps, return_node=True)
+
+
 EMPTY, FULL = MCTSForest(), grown(*published())
 TREE, DOUBLE = FULL.get_tree(root(0)), root(0).apply(torch.Tensor.double)
 NOTE = r'Note: "observation" is float32\[2\] in the forest, and float64\[2\] here'
 ONLY = "only other entries can be left out"
 MISTAKES = [
-    *[
-        (lambda ask=ask: ask(root(0)), UnknownRowError, "the forest is empty")
-        for ask in (EMPTY.get_tree, EMPTY.get_child, EMPTY.to_string)
-    ],
+    (lambda: EMPTY.get_tree(root(0)), UnknownRowError, "the forest is empty"),
+    (lambda: EMPTY.get_child(root(0)), UnknownRowError, "the forest is empty"),
     (lambda: FULL.get_tree(root(99)), UnknownRowError, "no step in the forest starts from or"),
     (lambda: FULL.get_tree(DOUBLE), UnknownRowError, NOTE),
     (lambda: FULL.get_tree(TensorDict(obs=torch.zeros(2))), KeyError, "observation"),
     (lambda: FULL.get_tree(rollout(0, 1, 2, 3)), ValueError, r"_size \[3\]: pass rollout\[0\]"),
     (lambda: FULL.get_tree(torch.zeros(2)), TypeError, "container; got a Tensor"),
     (lambda: FULL.get_tree(root(0), max_depth=-1), ValueError, "max_depth=-1 must be at least 0"),
-    *[
-        (lambda p=p, ask=ask: ask(p), IndexError, r"leaves the tree at position \d: it asks for")
-        for p in [(2,), (1, 0, 0), (-1,)]
-        for ask in (TREE.at, TREE.rollout_from_path)
-    ],
-    *[
-        (lambda: TREE.get_vertex_by_id(100), error, "no vertex 100 among the 5 of this tree")
-        for error in (KeyError, ValueError)
-    ],
+    (lambda: TREE.at((2,)), IndexError, r"leaves the tree at position 0: it asks for"),
+    (lambda: TREE.at((1, 0, 0)), IndexError, r"leaves the tree at position 2: it asks for"),
+    (lambda: TREE.rollout_from_path((-1,)), IndexError, r"leaves the tree at position 0: it asks"),
+    (lambda: TREE.get_vertex_by_id(100), KeyError, "no vertex 100 among the 5 of this tree"),
+    (lambda: TREE.get_vertex_by_id(100), ValueError, "no vertex 100 among the 5 of this tree"),
     (lambda: TREE.get_vertex_by_hash(12345), KeyError, "no vertex 12345"),
     (lambda: TREE.vertices(key_type="name"), ValueError, "key_type='name' must be one of 'id'"),
-    (
-        lambda: MCTSForest().extend(published()[0][None], return_node=True),
-        ValueError,
-        r"needs a single rollout \[T\]; got \[1, 6\]",
-    ),
-    (lambda: MCTSForest().extend(rollout(0), return_node=True), ValueError, "needs a first step"),
-    *[
-        (lambda key=key: MCTSForest(excluded_keys=[key]), ValueError, ONLY)
-        for key in ["observation", "action", ("next", "observation"), "next"]
-    ],
+    (tree_of(published()[0][None]), ValueError, r"needs a single rollout \[T\]; got \[1, 6\]"),
+    (tree_of(rollout(0)), ValueError, "needs a first step"),
+    (lambda: MCTSForest(excluded_keys=["action"]), ValueError, ONLY),
+    (lambda: MCTSForest(excluded_keys=[("next", "observation")]), ValueError, ONLY),
+    (lambda: MCTSForest(excluded_keys=["next"]), ValueError, ONLY),
     (lambda: MCTSForest(observation_keys="observation"), TypeError, "list or a tuple of keys"),
 ]
 

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn, tensor
 
 from raffia.data.hash_to_int import HashToInt
@@ -94,23 +93,6 @@ def test_what_is_refused_changes_nothing(call, error, words):
 
 
 # --- a module ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("content", [False, True])
-def test_the_state_goes_through_safetensors(tmp_path, content):
-    saved, fresh = (nn.Sequential(nn.Linear(1, 1), x) for x in (filled(content), HashToInt()))
-    state = saved.state_dict()
-    hashes = state["1._extra_state"]
-    save_file(state, tmp_path / "state.safetensors")
-    fresh.load_state_dict(load_file(tmp_path / "state.safetensors"))
-    more, words = tensor([30, -1, 7]), tensor([[2, 0], [2, 5], [2, 0]]) if content else None
-    for module in (saved, fresh):
-        index = module[1](more, extend=True, content=words)
-        assert index.tolist() == ([3, 2, 1] if content else [2, 1, 0])
-    # the state is a copy
-    assert hashes.tolist() == ([[7, 1, 0], [7, 2, 0], [-1, 2, 5]] if content else [7, -1])
-    fresh[1].load_state_dict(HashToInt().state_dict())
-    assert len(fresh[1]) == 0
 
 
 def test_copies_moves_and_hooks():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from raffia import TensorDict, lazy_stack
+from raffia import TensorDict
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -200,10 +200,3 @@ def test_items_with_and_without_a_priority_can_be_mixed(key, as_dict, first):
     assert ("td_error" in below.keys()) == first
     if first:
         assert torch.equal(below["td_error"], expected[batch["obs"]])
-
-
-def test_lazy_stacks_start_with_their_priority_too():
-    buffer = buffer_of(PrioritizedReplayBuffer, eps=0.0)
-    items = [TensorDict(obs=torch.ones(2), td_error=torch.tensor(x)) for x in (0.0, 3.0)]
-    buffer.extend(lazy_stack(items))
-    assert set(buffer.sample(20)["index"].tolist()) == {1}

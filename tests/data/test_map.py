@@ -3,9 +3,7 @@
 The operations of a dict are tried in random order in test_map_properties.py.
 """
 
-import copy
 import itertools
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from raffia import NonTensorData, TensorClass, TensorDict, lazy_stack
 from raffia.data import (
@@ -712,15 +709,6 @@ def test_a_state_that_lacks_something_or_contradicts_itself_changes_nothing():
             else:  # numbers that are as good as others: what is there must fit together
                 rows = m.rows(m.keys()).tolist()
                 assert len(m) == len(m.values()) == len(set(rows))
-
-
-def test_copies_know_nothing_of_each_other():
-    m = filled(*range(8))
-    for other in (copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
-        other[k(50)] = v(5)
-        assert content(other) == {**content(m), 50: 5}
-    loader = DataLoader(range(8), 3, num_workers=2, collate_fn=lambda rows: m[k(*rows)]["v"])
-    assert torch.cat(list(loader)).flatten().tolist() == [10 * i for i in range(8)]
 
 
 def test_threads_write_at_once():

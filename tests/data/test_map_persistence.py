@@ -119,16 +119,6 @@ def test_a_loaded_map_goes_on_as_the_saved_one_would(folder, kind):
     assert same(m, other) and same(MAPS[kind](), TensorDictMap.load(folder / "deep"))
 
 
-def test_names_of_entries_that_are_no_names_of_files(folder):
-    names = ["a/b", "..", "a.b", "values.0", "meta", "ä ü", "x" * 300]
-    m = TensorDictMap(in_keys=["k"])
-    query = TensorDict({"k": torch.ones(1)}, [1])
-    m[query] = TensorDict({name: torch.tensor([i]) for i, name in enumerate(names)}, [1])
-    m.save(folder)
-    found = TensorDictMap.load(folder)[query]
-    assert [found[name].item() for name in names] == list(range(len(names)))
-
-
 def add(new, old=None):
     return new if old is None else new.apply(torch.add, old)
 
@@ -275,20 +265,3 @@ def test_killed_before_each_step_of_saving(folder, first, monkeypatch):
         assert version_of(TensorDictMap.load(folder)) == 3 and len(os.listdir(folder)) == 2
     assert status == 0 and len(seen) > 5 and seen[0] == (None if first else 1) and seen[-1] == 2
     assert seen == sorted(seen, key=lambda number: number == 2)  # once new, never old again
-
-
-def test_a_first_version_that_another_writer_brings_meanwhile(folder, monkeypatch):
-    """Between the look at whether there is a manifest and the look at what else there is."""
-    folder.mkdir()
-    looked, lexists = [], os.path.lexists
-
-    def look(path):
-        found = lexists(path)
-        if str(path).endswith("manifest.json") and not looked:
-            looked.append(path)
-            version(1).save(folder)
-        return found
-
-    monkeypatch.setattr(os.path, "lexists", look)
-    version(2).save(folder)
-    assert looked and version_of(TensorDictMap.load(folder)) == 2

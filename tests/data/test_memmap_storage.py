@@ -172,18 +172,6 @@ def test_torn_rows_are_never_given_and_the_longest_run_of_items_is_kept(folder):
             assert numbers_in(storage.get([n % 10 for n in range(18, 25)])) == [*range(18, 25)]
 
 
-def test_erased_items_are_no_gap(folder):
-    storage = filled(folder, 9, size=10)
-    storage.erase([4, 8])
-    storage.set([4], step([40]))
-    storage.erase([2])
-    del storage
-    with MemmapStorage.open(folder) as storage:
-        assert storage.lost == 0 and storage.total == 9
-        assert storage.rows().tolist() == [0, 1, 3, 4, 5, 6, 7]
-        assert numbers_in(storage.get([4])) == [40]
-
-
 # ---------------------------------------------------------------------------------------- refusals
 
 

@@ -127,20 +127,6 @@ def test_items_that_were_put_right_into_the_storage_are_drawn_as_well():
         pause(buffer)
 
 
-def test_the_transform_is_called_in_the_thread_that_asks_and_collate_fn_is_not_slower_for_it():
-    threads = {"collate": set(), "transform": set()}
-
-    def noted(name):
-        return lambda batch: threads[name].add(threading.current_thread().name) or batch
-
-    buffer = make("uniform", 2, collate_fn=noted("collate"), transform=noted("transform"))
-    for _ in range(9):
-        buffer.sample()
-        time.sleep(0.002)
-    assert threads["transform"] == {threading.current_thread().name}
-    assert "raffia-prefetch" in threads["collate"]
-
-
 class Fails(RandomSampler):
     """A sampler that fails at its third draw, and only there."""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from raffia import NonTensorData, TensorClass, TensorDict, lazy_stack
+from raffia import NonTensorData, TensorClass, TensorDict
 from raffia.data import CapacityError, HashToInt, QueryModule, SipHash
 
 A = [1.0, 1.0, 2.0, 1.0]
@@ -142,17 +142,6 @@ def test_clone_of_the_call_overrides_that_of_the_constructor():
             assert out is td
 
 
-def test_kinds_of_containers():
-    query = QueryModule(["a", "b"], "index", "hash")
-    assert index(query, lazy_stack([make().select("a", "b")[i] for i in range(4)])) == INDEX
-    td = query(Step(a=torch.tensor(A), b=torch.tensor(B), batch_size=[4]))
-    assert isinstance(td, Step) and td.index.tolist() == INDEX
-    td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["x", "t"], device="cpu")
-    assert QueryModule("a")(td).names == ["x", "t"] and td.device == torch.device("cpu")
-    td = make().lock_()
-    assert index(QueryModule("a"), td, clone=True) == [0, 0, 1, 0] and td.is_locked
-
-
 # --------------------------------------------------------------------------------- its parts
 
 
@@ -244,18 +233,6 @@ def test_dtype_and_row_shape_count(in_keys):
     shapes += [torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.complex64)]
     found = [index(query, TensorDict({"a": x}, [1])) for x in shapes]
     assert found == [[i] for i in range(len(shapes))]
-
-
-def test_zeros_and_nans_are_one_and_strides_do_not_matter():
-    td = rows(0.0, -0.0, 1.0, 1.0, 1.0)
-    nans = torch.tensor([0x7FC00000, 0x7FC00001, -0x400000]).to(torch.int32)
-    td["a"][2:] = nans.view(torch.float32)
-    assert index(QueryModule("a"), td) == [0, 0, 1, 1, 1]
-    assert index(QueryModule("a", hash_module=SipHash(normalize=False)), td) == [0, 1, 2, 3, 4]
-    query, x = QueryModule("x"), torch.tensor([[1.0, 9.0, 2.0], [3.0, 9.0, 4.0]])[:, ::2]
-    for view in (x.clone(), x, x.T.contiguous().T):
-        assert index(query, TensorDict({"x": view}, [2])) == [0, 1]
-    assert index(query, TensorDict({"x": x[1].expand(3, 2)}, [3])) == [1, 1, 1]
 
 
 @given(
@@ -372,19 +349,6 @@ def test_copies_know_the_same_rows_and_are_not_shared(kind, tmp_path):
     assert index(found, make()[[3, 2, 0]], extend=False) == [2, 1, 0]
     assert index(found, make(a=torch.zeros(4))) == [3, 3, 3, 4] and len(query.hash_to_int) == 3
     assert torch.equal(found.hash(make()), query.hash(make()))
-
-
-def test_a_damaged_state_changes_nothing():
-    query, other = QueryModule("a"), QueryModule("a")
-    index(query, rows(1.0, 2.0))
-    index(other, rows(5.0))
-    full = query.state_dict()
-    for name in full:
-        with pytest.raises(RuntimeError, match="(?i)missing|unexpected"):
-            other.load_state_dict({key: full[key] for key in full if key != name})
-    assert index(other, rows(6.0, 5.0), extend=False) == [1, 0]
-    other.load_state_dict(QueryModule("a").state_dict())  # a fresh one
-    assert len(other.hash_to_int) == 0
 
 
 @pytest.mark.gpu

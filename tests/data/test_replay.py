@@ -131,24 +131,6 @@ def test_what_is_given_is_filled(make, collate_fn):
     assert data is out and out[0].tolist() == out[1]["x"].tolist() == info["index"].tolist()
 
 
-def test_collate_and_transform_are_called_in_this_order():
-    seen = []
-
-    def collate(batch):
-        seen.append(("collate", "index" in batch.keys()))
-        return batch.select("obs")
-
-    def transform(batch):
-        seen.append(("transform", "index" in batch.keys()))
-        return batch["obs"].sum()
-
-    buffer = uniform(collate_fn=collate, transform=transform, batch_size=3)
-    buffer.extend(steps(2, 1))
-    assert buffer.sample() == 2 * 3 * A
-    assert seen == [("collate", False), ("transform", True)]
-    assert buffer[0]["obs"].shape == (A,)  # not for these
-
-
 def test_batches_go_to_a_device():
     batch, info = filled(uniform, 3, device="meta").sample(2, return_info=True)
     assert {leaf.device.type for leaf in batch.values(True, True)} == {"meta"}

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raffia import TensorDict
-from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.row_feed import RowFeed, RowMirror
 from raffia.data.storage import TensorStorage
 from tests.data.test_segment_shards import make, steps_of
@@ -95,18 +94,6 @@ def test_rows_are_read_as_they_were():
         one.feed.as_of(13)
     with pytest.raises(ValueError, match="no rows have been added yet"):
         RowFeed(TensorStorage(4), ("x",)).as_of(0)
-
-
-def test_a_storage_on_disk_is_followed(tmp_path):
-    with MemmapStorage(4, tmp_path) as storage:
-        one, mirror = Followed(4, storage), RowMirror()
-        one.add(3)
-        one.feed.start()
-        mirror.load(one.feed.as_of(3))
-        one.add(3)
-        mirror.append(one.feed.since(3))
-        assert holds(mirror, one.ring(6))
-        assert one.feed.read(torch.tensor([0]), 3).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("stack", [1, 3])

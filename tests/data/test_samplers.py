@@ -103,20 +103,6 @@ def test_items_added_come_in_the_next_epoch_and_overwritten_ones_not_at_all():
         assert sampler.draw(n, live).items.tolist() == expected
 
 
-def test_a_draw_of_an_epoch_is_the_callers_to_change():
-    sampler = SamplerWithoutReplacement(shuffle=False)
-    mark = sampler.mark()
-    sampler.draw(3, range(5))
-    middle = sampler.mark()
-    sampler.draw(2, range(5)).items.zero_()
-    sampler.rewind(middle)
-    assert sampler.draw(2, range(5)).items.tolist() == [3, 4]
-    sampler.rewind(mark)
-    assert sampler.draw(2, range(5)).items.tolist() == [0, 1]
-    sampler.clear()
-    assert sampler.draw(2, range(5)).items.tolist() == [0, 1]
-
-
 class Oldest(Sampler):
     def draw(self, n, live, generator=None):
         return Draw(torch.arange(live.start, live.start + n), {})
@@ -270,6 +256,8 @@ def loaded(state):
     return lambda s: SamplerWithoutReplacement().load_state_dict(state)
 
 
+five, distinct = prioritized_sampler([1.0] * 5), RandomSampler(replacement=False)
+full = SamplerWithoutReplacement(drop_last=True)
 NEGATIVE = "must be finite and >= 0; got -0.5"
 MISTAKES = [
     (update(0, -1.0), ValueError, r"finite and >= 0 .*got -1. .*error.abs\(\)"),
@@ -277,45 +265,24 @@ MISTAKES = [
     (update(0, 1e308), ValueError, "at most"),
     (update(3, 1.0), IndexError, "there is no item 3: only 3 have been added so far"),
     (update(-1, 1.0), IndexError, "there is no item -1"),
-    (
-        lambda s: s.update_priority(torch.tensor([0, 1]), torch.ones(3)),
-        ValueError,
-        r"index of shape \[2\] needs priorities of that shape",
-    ),
+    (lambda s: s.update_priority(torch.arange(2), torch.ones(3)), ValueError, r"shape \[2\] needs"),
     (lambda s: s.update_priority(torch.tensor([0.5]), 1.0), TypeError, "indices must be integers"),
     (exponent(alpha=-0.5), ValueError, f"alpha {NEGATIVE}"),
-    (exponent(eps=-0.5), ValueError, f"eps {NEGATIVE}"),
     (exponent(importance="max"), ValueError, "importance='max' must be one of 'buffer', 'batch'"),
     (exponent(reduction="sum"), ValueError, "reduction='sum' must be one of 'max', 'min', 'mean',"),
     (lambda s: setattr(s, "beta", -1.0), ValueError, "beta must be finite"),
     (lambda s: s.draw(2, range(5)), ValueError, "knows the items 0..2, but the buffer holds 0..4"),
     (lambda s: s.added(range(5, 6)), ValueError, "items from 5 on do not follow the last known"),
     (lambda s: s.load_state_dict({}), ValueError, "not belong to a PrioritizedSampler: it has no"),
-    (
-        lambda s: s.load_state_dict(prioritized_sampler([1.0] * 5).state_dict()),
-        ValueError,
-        "max_capacity=5, but this one has max_capacity=3",
-    ),
+    (lambda s: s.load_state_dict(five.state_dict()), ValueError, "max_capacity=5, but this one"),
     *[
         (loaded(x), ValueError, "not belong to a SamplerWithoutReplacement: .* order")
         for x in ({}, {1: 2}, {("a", "b"): 2}, TensorDict(x=torch.ones(2), batch_size=[2]))
     ],
     (lambda s: prioritized_sampler([0.0, 0.0]).draw(1, range(2)), ValueError, "all priorities are"),
-    (
-        lambda s: RandomSampler(replacement=False).draw(4, range(3)),
-        ValueError,
-        "4 different items cannot be drawn from 3: sample fewer",
-    ),
-    (
-        lambda s: SamplerWithoutReplacement(drop_last=True).draw(40, range(10)),
-        ValueError,
-        "10 items do not fill a batch of 40, and drop_last=True",
-    ),
-    (
-        lambda s: Oldest().update_priority(torch.tensor([0]), 1.0),
-        TypeError,
-        "Oldest has no priorities; use PrioritizedReplayBuffer",
-    ),
+    (lambda s: distinct.draw(4, range(3)), ValueError, "4 different items cannot be drawn from 3"),
+    (lambda s: full.draw(40, range(10)), ValueError, "10 items do not fill a batch of 40, and"),
+    (lambda s: Oldest().update_priority(0, 1.0), TypeError, "Oldest has no priorities; use Prio"),
     (lambda s: Sampler().draw(2, range(3)), NotImplementedError, "Sampler must define draw"),
 ]
 

@@ -274,23 +274,6 @@ def test_out_is_filled_or_refused_before_anything_is_drawn():
     assert torch.equal(generator.get_state(), state)
 
 
-def test_update_writes_what_is_known_better_later():
-    buffer = make(observation_keys=["obs", "value"], n_step=0)
-    steps = steps_of(3, end="terminated").update({"policy": torch.zeros(3, 2)})
-    steps["value"] = steps["next", "value"] = torch.zeros(3)
-    buffer.extend(steps)
-    window = buffer.read(torch.tensor([2, 1]))  # rows 2, closing, padding; rows 1, 2, closing
-    assert window["step_index"].tolist() == [[2, 3, -1], [1, 2, 3]]
-    value, policy = torch.tensor([[0.2, 0.3, 0.4], [1.1, 1.2, 1.3]]), torch.arange(1.0, 7)
-    policy = policy.view(2, 3, 1).expand(2, 3, 2)
-    better = TensorDict(value=value, policy=policy, batch_size=[2, 3])
-    assert buffer.update(window["step_index"], better) == 0
-    window = buffer.read(torch.tensor([0]), length=4)
-    assert_close(window["value"], torch.tensor([[0, 1.1, 1.2, 1.3]]))  # the last of two counts
-    assert window["policy"][0, :, 0].tolist() == [0, 4, 5, 0]  # a closing row has no policy
-    assert window["reward"].tolist() == [[1, 2, 3, 0]]
-
-
 # ------------------------------------------------------------------------------------ mistakes
 
 
@@ -323,6 +306,10 @@ def priority(*values):
     return extend(lambda steps: steps, priority=torch.tensor(values))
 
 
+def better(*numbers):
+    return lambda buffer: buffer.update_priority(torch.tensor([0, *numbers]), torch.ones(2))
+
+
 NAN = float("nan")
 X = torch.zeros(1)
 ENV = "must name environments by integers"
@@ -330,11 +317,9 @@ MISTAKES = {
     "rewards": (update([0], rewards=X), KeyError, "entry 'rewards' is not in the storage; entries"),
     "an end": (update([0], truncated=X.bool()), KeyError, "marks where an episode ends"),
     "a shape": (update([0], reward=X[None]), ValueError, r"torch.float32 \[1\], but float32\[\]"),
-    "a dtype": (update([0], action=X), ValueError, r"torch.float32 \[\], but int64\[\] is stored"),
     "no such step": (update([99], reward=X), IndexError, "is no step 99: only 18 rows have"),
     "a matrix": (update([[0]], reward=X), ValueError, r"shape \[1, 1\], but entries .* \[1\]"),
     "no terminated": (without("terminated"), KeyError, '"terminated" not found'),
-    "no truncated": (without("truncated"), KeyError, '"truncated" not found.*Did you mean "t'),
     "no obs": (without("obs"), KeyError, "no entry 'obs', which observation_keys names"),
     "no next": (without("next"), KeyError, "no entry .'next', 'obs'. with the observation"),
     "no reward": (without("reward"), ValueError, "entry 'reward' is missing"),
@@ -343,37 +328,19 @@ MISTAKES = {
     "float flag": (with_entry("terminated", torch.zeros(3)), ValueError, r"torch.float32 \[\] for"),
     "reward's shape": (with_entry("reward", torch.zeros(3, 2)), ValueError, "rows float32.2."),
     "next's dtype": (with_entry(("next", "obs"), torch.zeros(3)), ValueError, "they must have the"),
-    "next's shape": (
-        with_entry(("next", "obs"), torch.zeros(3, 2).long()),
-        ValueError,
-        "must have the same dtype and shape",
-    ),
     "dict": (extend(lambda steps: steps.to_dict()), TypeError, "a TensorDict .T. or .T, E.; got"),
     "one step": (extend(lambda steps: steps[0]), ValueError, r"\[T, E\]; got \[\]: .* call"),
     "one of two": (env(0), ValueError, r"from 2 environment\(s\), but env=\[0\] names 1"),
     "twice": (env(1, 1), ValueError, "must be different numbers of 0 or more"),
-    **{
-        f"env {name!r}": (extend(lambda steps: steps, name), TypeError, ENV)
-        for name in ("a", 1.5, 2**63, [[None]])
-    },
-    **{
-        f"cut {name!r}": (lambda buffer, name=name: buffer.cut(env=name), TypeError, ENV)
-        for name in ("a", 1.5, 2**63, [[None]])
-    },
+    "env of 1.5": (extend(lambda steps: steps, 1.5), TypeError, ENV),
+    "env of 2**63": (extend(lambda steps: steps, 2**63), TypeError, ENV),
+    "env of None": (extend(lambda steps: steps, [[None]]), TypeError, ENV),
+    "cut": (lambda buffer: buffer.cut(env="a"), TypeError, ENV),
     "nan": (priority(1.0, NAN, 1.0), ValueError, "finite and >= 0 .*; got nan"),
     "a sign": (priority(1.0, -0.5, 1.0), ValueError, "got -0.5. For errors with a sign"),
     "two": (priority(1.0, 1.0), ValueError, r"steps \[3\] need priorities of the same shape; got"),
-    "update nan": (lambda b: b.update_priority(torch.tensor([0]), NAN), ValueError, "finite"),
-    "update 18": (
-        lambda b: b.update_priority(torch.tensor([0, 18]), torch.ones(2)),
-        IndexError,
-        "there is no step 18",
-    ),
-    "update shape": (
-        lambda b: b.update_priority(torch.arange(3), torch.ones(2)),
-        ValueError,
-        "needs priorities of that shape",
-    ),
+    "update 18": (better(18), IndexError, "there is no step 18"),
+    "update shape": (better(0, 1, 2), ValueError, "needs priorities of that shape"),
     **{
         f"read {n}": (read(12, n), IndexError, f"step {n} .and 0 more. cannot be read")
         for n in (5, 17, 18, 99, -1)

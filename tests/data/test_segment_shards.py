@@ -145,17 +145,6 @@ def test_a_smaller_beta_undoes_less_and_the_largest_weight_of_a_batch_is_1():
         assert (replay.read(sample["index"])["priority_weight"] == 1).all()
 
 
-def test_one_shard_draws_and_weighs_as_its_buffer():
-    one, plain = make(1, **PRIORITIES | {"beta": 0.4}), make(1, **PRIORITIES | {"beta": 0.4})
-    for replay in (one, plain):
-        index = replay.extend(steps_of(9, 4))
-        replay.update_priority(index[:8].flatten(), torch.arange(32.0))
-    drawn, expected = one.sample(64), plain.shards[0].sample(64)
-    assert (drawn["total"] == 36).all()
-    for key in expected.keys():
-        assert_close(drawn[key], expected[key])
-
-
 def test_nothing_is_drawn_until_each_shard_can_draw():
     replay = make(2, unroll_steps=3)
     replay.extend(steps_of(1, 2, ends=[(0, 1)]))
@@ -170,27 +159,6 @@ def test_nothing_is_drawn_until_each_shard_can_draw():
     other = make(2, unroll_steps=3, replacement=None)
     other.load_state_dict(replay.state_dict())
     assert len(other.sample(6)["index"].unique()) < 6
-
-
-@pytest.mark.parametrize("stack", [1, 3])
-def test_memory_that_is_used_again_holds_the_same(stack):
-    options = dict(frame_stack=stack, alpha=0.6, beta=0.4, replacement=None)
-    plain, again = make(2, **options), make(2, reuse_memory=True, **options)
-    places = set()
-    for turn in range(4):
-        for replay in (plain, again):
-            replay.extend(steps_of(7, 4, first=7 * turn, shape=(2,)))
-        for batch_size in (8, 8, 12):
-            one, other = plain.sample(batch_size), again.sample(batch_size)
-            assert set(one.keys()) == set(other.keys())
-            for key in one.keys():
-                assert torch.equal(one[key], other[key]), key
-            if batch_size == 8:
-                places.add(other["obs"].data_ptr())
-            other["extra"] = torch.zeros(batch_size)
-            for replay, sample in ((plain, one), (again, other)):
-                replay.update_priority(sample["index"], sample["value"][:, 0] + turn)
-    assert len(places) <= 4
 
 
 def test_a_state_goes_on_bit_for_bit():

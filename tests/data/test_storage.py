@@ -13,7 +13,7 @@ from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.row_index import OccupiedRows
 from raffia.data.storage import TensorStorage
 from raffia.data.torchrl_storages import ListStorage
-from raffia.tensordict.memmap import DTYPES, DamagedFileError
+from raffia.tensordict.memmap import DTYPES
 
 Point = namedtuple("Point", "x y")
 
@@ -297,15 +297,6 @@ def test_rows_are_written_into_what_is_given(make):
     assert storage.read(3, out=row) is row and row.tolist() == [6, 7]
 
 
-def test_growing():
-    storage = TensorStorage()
-    storage.extend(torch.arange(100))
-    storage.set([5000, 3], torch.tensor([1, 2]))
-    assert storage.get([0, 99, 5000, 3]).tolist() == [0, 99, 1, 2] and len(storage) == 101
-    with pytest.raises(IndexError, match="hold nothing"):
-        storage.get(4999)
-
-
 def test_occupied_rows_follow_a_set():
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
@@ -390,23 +381,6 @@ def test_a_damaged_state_changes_nothing(tmp_path):
             with pytest.raises(ValueError, match=words):
                 storage.load_state_dict(state)
             assert storage.get(slice(None)).tolist() == [0, 1] and storage.total == 2
-
-
-def test_saved_in_memory_and_loaded_on_disk(tmp_path):
-    storage, other = TensorStorage(4), MemmapStorage(4, tmp_path / "a")
-    storage.extend(step(range(6)))
-    storage.save(tmp_path / "saved")
-    other.load(tmp_path / "saved")
-    other.close()
-    other = MemmapStorage.open(tmp_path / "a")
-    assert other.total == 6 and numbers_in(other.get([2, 3, 0, 1])) == [2, 3, 4, 5]
-    [file] = (tmp_path / "saved").glob("storage*")
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(DamagedFileError, match="not what was saved"):
-        storage.load(tmp_path / "saved")
-    assert len(storage) == 4
 
 
 def test_types_that_this_process_does_not_know():

@@ -188,14 +188,6 @@ def test_a_rank_of_several_is_reduced(reduction, kept):
     assert buffer[:]["obs"].sort().values.tolist() == kept  # what TorchRL keeps
 
 
-def test_an_epoch_over_the_best_is_over_those_that_are_here():
-    buffer = best(1)
-    buffer.set_sampler(SamplerWithoutReplacement())
-    for scores, kept in ((range(10), 9), (range(10, 20), 19), (range(10), 19)):
-        buffer.extend(scored(*scores))
-        assert buffer.sample(1)["obs"].item() == 10 * kept
-
-
 def test_mistakes_with_ranks_change_nothing():
     writer = TensorDictMaxValueWriter()
     buffer, plain = best(2), ReplayBuffer(storage=LazyTensorStorage(2), writer=writer)

@@ -1,6 +1,5 @@
 """Episodes as JSON lines: what a line may hold, what its errors say, and writing them."""
 
-import functools
 import gzip
 import json
 import os
@@ -90,7 +89,6 @@ def zipped(change):
     return [change(gzip.compress(json.dumps(EPISODE).encode() + b"\n"))], "line", "damaged"
 
 
-DEEP = functools.reduce(lambda x, _: [x], range(40), 1.0)
 NO_REWARD = "it must be a list of numbers if each line is an episode, or a number"
 NESTED = "nested more than 32 levels deep"
 REFUSED = [
@@ -98,7 +96,6 @@ REFUSED = [
     second(b'{"obs": [1, 2', ", character 14", "does not end, so the file may have been cut"),
     second(b'{"obs": "\xc3', ", byte 10", "it is not UTF-8; the line does not end"),
     second(b'{"obs": "\xff"}\n', ", byte 10", "it is not UTF-8"),
-    second(b"\xef\xbb\xbf{}\n", ", character 1", "it is not JSON"),
     second(b"\n", "", "it is blank"),
     second(b"[1, 2]\n", "", 'it is a list, but must be an object: {"obs": ...}'),
     second(b'{"obs": 1, "obs": 2}\n', "", "the key 'obs' occurs twice in one object"),
@@ -109,12 +106,9 @@ REFUSED = [
     entry("obs", [1, [2], 3], "'obs', step 1", "a list, but the values before are a number"),
     entry("obs", [[1, 2], [3, 4], [True, 5]], "'obs', step 2", "true or false, but the values"),
     entry("obs", [{"a": 1}] * 3, "'obs', step 0", "an object cannot be stored in a tensor; to"),
-    entry("obs", ["x", "y", "z"], "'obs', step 0", "a string cannot be stored in a tensor; to"),
-    entry("obs", [[[1, 2], [3, 4]], [[1, 2], [3]]] * 2, "'obs', step 1", "a list of 1, but"),
     entry("obs", [[1, 2], [3, 1e39], [4, 5]], "'obs', step 1", "1e+39 does not fit torch.float32"),
     entry("obs", [[1], [1e999], [1]], "'obs', step 1", "it contains inf; to accept NaN and"),
     entry("obs", "x", "'obs'", "a string, but each line is an episode, as the list of rewards"),
-    entry("obs", [DEEP] * 3, "'obs'", NESTED),
     entry("action", [1, 2**63], "'action', step 1", "9223372036854775808 does not fit torch.int64"),
     entry("action", 3, "'action'", "it must be a list with one value for each step"),
     entry("reward", [True, False], "'reward', step 0", "true or false, but the column is torch.fl"),
@@ -128,7 +122,6 @@ REFUSED = [
     step(2, {"action": None}, "line 3, 'action'", "it is missing here, but the first line has it"),
     step(2, {"extra": 1}, "line 3, 'extra'", "the first line has no such entry; to leave"),
     step(2, {"obs": [1]}, "line 4, 'obs'", "a list of 2, but the ones before have 1"),
-    step(3, {"reward": [1]}, "line 4, 'reward'", "a list, but the values before are a number"),
     step(2, {"truncated": True}, "line 3", "the episode ends here, but 1 more of its steps"),
     ([EPISODE | {"reward": None}], "line 1", NO_REWARD),
     ([EPISODE | {"reward": {"a": 1}}], "line 1", "there is no 'reward'"),
@@ -245,21 +238,6 @@ def container(**changes):
         "truncated": torch.tensor([False, False]),
     }
     return TensorDict(entries | changes, batch_size=[2])
-
-
-def test_what_follows_anyway_is_written_once(tmp_path):
-    write_json_lines(tmp_path / "a.jsonl", [container(), container()])
-    first, second = (tmp_path / "a.jsonl").read_text().splitlines()
-    assert json.loads(first) == json.loads(second) == EPISODE
-
-
-def test_what_does_not_follow_is_written_beside(tmp_path):
-    odd = container(next={"obs": torch.tensor([[9.0, 9.0], [4.0, 5.0]]), "reward": torch.ones(2)})
-    write_json_lines(tmp_path / "a.jsonl", [odd])
-    (again,) = read_json_lines(tmp_path / "a.jsonl")
-    assert (again == odd).all() and ("next", "reward") in again.keys(True)
-    write_json_lines(tmp_path / "a.jsonl", [odd.exclude(("next", "reward")), container()])
-    assert (list(read_json_lines(tmp_path / "a.jsonl"))[1] == container()).all()
 
 
 def test_numbers_are_written_exactly(tmp_path):

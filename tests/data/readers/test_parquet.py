@@ -281,8 +281,3 @@ def test_files_of_a_folder_are_alike_and_their_episodes_stand_together(tmp_path)
     wide = episodes(obs=[[[0.0] * 5] * 3, [[1.0] * 5] * 3])
     pq.write_table(pa.table(wide), folder / "part-20.parquet")
     assert "in the first episode" in error(folder).why
-
-
-def test_a_folder_without_files_is_said(tmp_path):
-    with pytest.raises(IsADirectoryError, match=r"is a folder; pass the file .*\*\.parquet"):
-        read_parquet(tmp_path)
