@@ -111,7 +111,7 @@ def test_a_copied_table_continues_the_same(table_of):
     table.remove(tensor([1]))
     for one in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
         rows = one.insert(tensor([7, 20, 21]), torch.ones(3, 2).long())
-        assert rows.tolist() == [2, 1, 3] and one.device == table.device
+        assert rows.tolist() == [2, 1, 3] and rows.device == one.device == table.device
     assert len(table) == 2 and table.lookup(tensor([9]), torch.ones(1, 2).long(), missing=7) == 7
     with pytest.raises(ValueError, match=r"1 rows of 2 words must have shape \[1, 2\]; got \[1, 1"):
         table.load_state({"hashes": tensor([7]), "free": EMPTY, "content": tensor([[3]])})
