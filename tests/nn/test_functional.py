@@ -367,7 +367,8 @@ def test_other_methods():
     own = nn.Linear(A, 1)
     own.forward = lambda x: nn.functional.linear(x, own.weight) + 100
     assert own(torch.zeros(A), make_functional(own)).item() == 100
-    activation = get_functional(nn.ReLU())  # no parameters, and none are needed
+    activation = nn.Sequential(nn.ReLU())  # no parameters, and none are needed
+    make_functional(activation)
     assert torch.equal(activation(x), activation(x, params={}))
 
 

@@ -460,6 +460,8 @@ def test_selections():
     module.select_out_keys("u", "v").select_out_keys("v")
     for copied in (copy.deepcopy(module), copy.copy(module)):
         assert call(copied, "container") == {"v": 3} and "out_keys=['v']" in repr(copied)
+    module = M(both, ["x"], [("m", "u"), ("k", "v")]).select_out_keys(("k", ("v",)))
+    assert set(module(numbers({"x": 1})).keys()) == {"x", "k"}  # no empty container is left
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -425,6 +425,7 @@ def test_other_parts():
     nested = Seq(chain("a", "b", "c"), chain("b", "d", "e"))
     for ins, outs, shape in (
         (["b", "d"], ["e"], [["d", "e"]]),
+        (["d"], None, [["e"]]),
         (None, ["d"], [["b"], ["d"]]),
         (None, ["b"], [["b"]]),
     ):
