@@ -101,6 +101,8 @@ def test_a_vertex_says_how_it_was_reached_and_what_follows():
     assert child.parent is tree and child.is_terminal and child.selected_actions is None
     assert tree.get_vertex_by_id(2) is child and tree.get_vertex_by_hash(child.hash) is child
     assert repr(tree) == "Tree(3 vertices)"
+    branching = grown(*published()).get_tree(root(0))  # a root that branches has no steps
+    assert branching.rollout is branching.branching_action is branching.prev_action is None
     end = grown(*published()).get_tree(root(26))  # where the known ends
     assert end.rollout is None and end.rollout_from_path(()) is None
     steps, count = forest.get_child(root(7))
@@ -123,6 +125,7 @@ def test_a_tree_is_a_tensorclass_and_what_is_below_a_vertex_a_stack():
     by_hand = Tree([Tree(count=3), Tree(count=4)], node_data=root(0))
     by_hand.subtree[0].count = 5
     assert by_hand.subtree.count == [5, 4] and by_hand.subtree.node_id == [0, 0]
+    assert Tree([]).subtree is None and Tree().is_terminal
 
 
 def test_hashes_and_which_vertices_are_in_a_tree():

@@ -162,6 +162,8 @@ def test_a_query_of_no_rows_of_an_empty_map(batch, by_key):
     assert len(m) == 0 and m.delete(query) == 0 and query in m
     with pytest.raises(TypeError, match="default must be a number"):
         m.get(query, "nothing")
+    m[TensorDict(x=torch.zeros(1, 2), batch_size=[1])] = TensorDict(v=torch.ones(1), batch_size=[1])
+    assert m[query]["v"].shape == torch.Size(batch)
 
 
 def test_all_is_copied_on_its_way_in_and_out():

@@ -165,6 +165,7 @@ def test_storages_that_grow_and_buffers_without_one():
     assert len(buffer) == 100 and len(drawn(buffer, 500)) > 90
     buffer = ReplayBuffer(batch_size=2)
     assert (buffer or None) is buffer and len(buffer) == 0  # an empty one is true
+    buffer.set_rng(rng())
     buffer.extend([1, 2, 3])
     assert type(buffer.storage) is ListStorage and buffer.next().shape == (2,)
 
@@ -232,6 +233,7 @@ def test_another_sampler_or_writer_for_the_same_items(prefetch):
         buffer.set_sampler(other.sampler)
     with pytest.raises(TypeError, match="sampler must be a Sampler"):
         buffer.set_sampler(None)
+    buffer.set_sampler(buffer.sampler)
     buffer.set_sampler(PrioritizedSampler(4, 0.6, 0.4))
     assert buffer.update_priority(torch.arange(6), 2.0) == 2
     with pytest.raises(ValueError, match="moves items"):
@@ -277,6 +279,7 @@ TAKEN = uniform(5, sampler=PrioritizedSampler(5, 0.6, 0.4))
 MISTAKES = [
     (lambda: EMPTY.sample(3), RuntimeError, "the buffer is empty: call buffer.extend"),
     (lambda: PLAIN.sample(), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
+    (lambda: next(iter(PLAIN)), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
     (lambda: PLAIN.sample(0), ValueError, "batch_size=0 must be at least 1"),
     (lambda: setattr(PLAIN, "generator", 0), TypeError, "generator must be a torch.Generator; got"),
     (lambda: PLAIN.update_priority(torch.tensor([0]), 1.0), TypeError, "RandomSampler has no"),

@@ -54,6 +54,8 @@ def test_layouts_and_tags():
     assert {layout.nbytes for layout in layouts} == {8}
     assert len({layout.tag for layout in layouts}) == 4
     assert len({RowLayout(dtype, (2, 3)).tag for dtype in DTYPES}) == len(DTYPES)
+    with pytest.raises(ValueError, match="has no dtype 'nn'"):
+        RowLayout.from_json({"dtype": "nn", "shape": [2]})
     assert all(-(2**63) <= layout.tag < 2**63 for layout in layouts)
     for dims, shape in ((1, (3, 5)), (3, ())):
         assert row_layout(torch.zeros(2, 3, 5), dims) == RowLayout(torch.float32, shape)

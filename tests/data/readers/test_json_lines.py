@@ -1,5 +1,6 @@
 """Episodes as JSON lines: what a line may hold, what its errors say, and writing them."""
 
+import functools
 import gzip
 import json
 import os
@@ -90,6 +91,7 @@ def zipped(change):
 
 
 NO_REWARD = "it must be a list of numbers if each line is an episode, or a number"
+DEEP = functools.reduce(lambda x, _: [x], range(40), 1.0)
 NESTED = "nested more than 32 levels deep"
 REFUSED = [
     second(b'{"obs": [1, 2,, 3]}\n', ", character 15", "it is not JSON: Expecting value"),
@@ -109,6 +111,8 @@ REFUSED = [
     entry("obs", [[1, 2], [3, 1e39], [4, 5]], "'obs', step 1", "1e+39 does not fit torch.float32"),
     entry("obs", [[1], [1e999], [1]], "'obs', step 1", "it contains inf; to accept NaN and"),
     entry("obs", "x", "'obs'", "a string, but each line is an episode, as the list of rewards"),
+    entry("obs", [DEEP] * 3, "'obs'", NESTED),
+    entry("obs", [[0.1], [10**400], [1]], "'obs', step 1", "... does not fit torch.float32"),
     entry("action", [1, 2**63], "'action', step 1", "9223372036854775808 does not fit torch.int64"),
     entry("action", 3, "'action'", "it must be a list with one value for each step"),
     entry("reward", [True, False], "'reward', step 0", "true or false, but the column is torch.fl"),
