@@ -89,6 +89,8 @@ def test_descriptions_of_groups_are_shown(capsys):
 def test_without_a_command_there_is_help_and_a_failure_and_a_version(capsys):
     assert main([]) == 2
     assert "usage: raffia COMMAND" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"raffia {__version__}\n"
     done = raffia("--version")
     assert done.returncode == 0 and done.stdout == f"raffia {__version__}\n"
     assert 'raffia = "raffia.cli:main"' in (ROOT / "pyproject.toml").read_text()

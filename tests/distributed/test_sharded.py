@@ -1,6 +1,8 @@
 """A state that is divided among processes learns what a whole one learns."""
 
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from raffia.learner import Accumulate
 from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.small import batch_of, float32
 from tests.distributed.learners import Small, ilql
+from tests.distributed.test_engines import gone
 from tests.distributed.test_gradients import SMALL, batches, members, small, trained
 
 
@@ -193,6 +196,18 @@ def test_who_dies_before_it_has_a_part_is_started_again(tmp_path):
     with Followers(SMALL, json.dumps({"die": ["join", 3, ""]}), num=1, max_restarts=1) as group:
         with pytest.raises(Lost):
             Sharded(small(), group).grads(small().init(0), next(batches(1)))
+
+
+def test_an_idle_part_that_is_killed_is_missed():
+    with Followers(SMALL, "{}", num=1, patience=60.0) as group:
+        learner = Sharded(small(), group)
+        state = learner.init(0)
+        learner.grads(state, next(batches(1)))
+        pid = group.workers[0].pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Lost):
+            learner.grads(state, next(batches(1)))
+        assert gone(pid)
 
 
 def test_a_part_that_fails_says_why_and_no_process_is_left():

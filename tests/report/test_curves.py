@@ -59,6 +59,10 @@ def test_curves_meet_where_all_have_points():
     assert curve.y == [5.0, 12.5, 15.0]
     assert over_runs([Curve([0, 1], [0, 1]), Curve([2, 3], [0, 1])]) is None
     assert over_runs([Curve([0, 1], [0, 1]), Curve([], [])]) is None
+    line = Curve(range(9001), range(9001))  # of many points fewer are drawn, up to the ends
+    curve = over_runs([line, line], band=False)
+    assert len(curve.x) < 9001 and curve.y == pytest.approx(curve.x)
+    assert (curve.x[0], curve.x[-1]) == (0.0, 9000.0)
 
 
 def test_what_is_no_number_is_passed_over():
