@@ -426,6 +426,9 @@ def test_a_storage_for_each_entry():
     m[k(1, 2)] = v(1, 2).set(("n", "x"), torch.tensor([3, 4]))
     td = m[k(2, 1)]
     assert td["v"].tolist() == [[2], [1]] and td["n", "x"].tolist() == [4, 3]
+    other = make()
+    other.load_state_dict(m.state_dict())
+    assert content(other) == {1: 1, 2: 2} and other[k(2)]["n", "x"].tolist() == [4]
     assert m.delete(k(1)) == 1 and content(m) == {2: 2}
 
 
