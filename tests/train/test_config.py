@@ -103,6 +103,8 @@ def test_what_is_left_out_is_the_bases_or_the_default():
     assert found == replace(base, inner=Inner(rate=2.0))
     assert from_json(Outer, {"inner": {"size": 96}}) == Outer(inner=Inner(size=96))
     assert type(from_json(Inner, {"rate": 2}).rate) is float  # whole numbers are numbers
+    kind = ALGORITHMS["efficientzero"].config
+    assert from_json(kind, json.loads(json.dumps(to_json(kind(seed=3))))) == kind(seed=3)
 
 
 @pytest.mark.parametrize(
