@@ -1,5 +1,6 @@
 """Atari games: what is seen and told of them, against the emulator and ale-py's preprocessing."""
 
+import builtins
 import importlib.util
 import inspect
 import subprocess
@@ -304,9 +305,15 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("how", ["missing", "broken"])
 def test_without_ale_py(monkeypatch, how):
-    find = importlib.util.find_spec
+    find, original = importlib.util.find_spec, builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "ale_py":
+            raise ImportError("a library is missing")
+        return original(name, *args, **kwargs)
+
     if how == "broken":
-        monkeypatch.setitem(sys.modules, "ale_py", None)
+        monkeypatch.setattr(builtins, "__import__", refuse)
     else:
         found = lambda name: None if name == "ale_py" else find(name)  # noqa: E731
         monkeypatch.setattr(importlib.util, "find_spec", found)
