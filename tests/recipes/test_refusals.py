@@ -180,9 +180,7 @@ BELOW_0 = ("seed", "data_seed", "split_seed", "token_reward", "beta", "dm_margin
 def test_every_field_refuses_what_no_setting_is_and_all_presets_can_be(presets):
     """Of every config that a run holds, at any depth; numbers are not below 0, nor NaN."""
     seen = 0
-    for rebuild, field, value in every_field(
-        replace(next(iter(presets.values())), population=PAIR)
-    ):
+    for rebuild, field, value in every_field(next(iter(presets.values()))):
         wrong = [object()]
         if type(value) in (int, float) and field not in BELOW_0:
             wrong += [-1]

@@ -56,7 +56,7 @@ class PopulationConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 1, "size", "spread", "nodes")
+        check_least(self, 1, "size", "spread", "nodes", "tournament_size")
         check_least(self, 0, "workers")
         check_fraction(self, "resample", "new_layer_prob")
         if self.workers and (self.size == 1 or self.size % self.workers):
@@ -65,9 +65,10 @@ class PopulationConfig:
                 f"population.workers={self.workers}: set "
                 f"population.size={max(2, self.workers * -(-self.size // self.workers))}"
             )
+        selection = self.selection()
+        self.mutations()
         if self.size > 1:
-            self.selection().check(self.size)
-            self.mutations()
+            selection.check(self.size)
 
     def check_compile(self, compile: bool) -> None:
         """Raise ValueError if a population is combined with compiled gradients.
