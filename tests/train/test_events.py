@@ -12,7 +12,7 @@ loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_lo
 
 def points(path):
     """What TensorBoard reads, which checks each record: tag, step, value, time."""
-    first, *events = loader.EventFileLoader(path).Load()
+    first, *events = loader.EventFileLoader(str(path)).Load()
     assert first.file_version == "brain.Event:2"
     both = [(event, event.summary.value[0]) for event in events]
     return [(v.tag, e.step, v.tensor.float_val[0], e.wall_time) for e, v in both]
