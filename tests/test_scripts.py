@@ -139,7 +139,7 @@ def test_a_failed_installation_is_done_again(checkout):
 
 def test_a_failed_check_does_not_hide_the_others_and_fails(checkout):
     result = checkout.run("test", STUB_MYPY_FAILS="1")
-    assert checkout.asked[-1] == "-m pytest -n auto --dist worksteal -m not slow"
+    assert checkout.asked[-1] == "-m pytest -n auto -m not slow"
     assert result.returncode == 1
     assert result.stderr == "failed: [mypy]\n"
 
@@ -166,13 +166,13 @@ class TestWhatIsRun:
         ("words", "ends", "said"),
         [
             ([], "-m not slow", ["The fast checks", "About 5 minutes", "./test --all"]),
-            (["--all", "-x"], "-x", ["All checks", "About 25 minutes"]),
+            (["--all", "-x"], "--dist worksteal -x", ["All checks", "About 25 minutes"]),
         ],
     )
     def test_the_fast_set_is_the_default_and_says_so_first(self, words, ends, said, checkout):
         done = checkout.run("test", *words)
         assert done.returncode == 0, done.stderr
-        assert checkout.asked[-1] == f"-m pytest -n auto --dist worksteal {ends}"
+        assert checkout.asked[-1] == f"-m pytest -n auto {ends}"
         first = done.stdout.partition("+ ")[0]
         assert all(text in first for text in said)
 
@@ -194,7 +194,7 @@ class TestWhatIsRun:
             "-m ruff check .",
             "-m ruff format --check .",
             "-m mypy",
-            "-m pytest -n auto --dist worksteal -m not slow -k a and b -x",
+            "-m pytest -n auto -m not slow -k a and b -x",
         ]
         done = checkout.run("test", "--help")
         assert "--all" in done.stdout and checkout.asked == []
