@@ -18,8 +18,6 @@ import pdoc.render
 
 # A line of a docstring that is about one or several arguments: "low, high: the bounds."
 ARGUMENTS = re.compile(r"(?P<names>[a-z_]\w*(?:, [a-z_.]\w*)*): (?P<text>.*)")
-
-
 # Packages of compiled loops and commands, and of names that raffia itself has.
 LEFT_OUT = re.compile(r"raffia\.(cli|prototype|tensordict)|.*\.kernels")
 

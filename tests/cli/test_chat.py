@@ -121,20 +121,6 @@ def test_the_word_may_be_told_amid_a_game_unless_colours_say_otherwise(policy):
     assert f"2. {SECOND}  ggggg\nFound in 2 guesses." in said
 
 
-def test_words_that_nobody_knows_and_commands_out_of_place(policy):
-    said = played(policy, "queue\n/words\n", ["zzz", *[FIRST] * 5])
-    assert f"(queue is not one of the {len(WORDS)} words that the agent knows, so it is" in said
-    assert "1. zzz  bbbbb\n(not a word; it counts as a guess, all black)\n" in said
-    assert "Not found in 6 guesses; it was queue." in said
-    assert all(word in said for word in WORDS) and "still fit: " in said
-    said = played(policy, "/undo\n/again\n/foo\n/help\n", [])
-    assert "you have no colours to take back" in said and "no guess to repeat" in said
-    assert "There is no command /foo; /help lists them." in said
-    assert "/words   the words that the agent knows" in said
-    again = played(policy, "\n/again\nggggg\n", WORDS[:2])
-    assert f"colours of {FIRST}: /again\n1. {SECOND}\ncolours of {SECOND}: gggg" in again
-
-
 def test_words_that_nobody_knows(policy):
     said = played(policy, "queue\n/words\n", ["zzz", *[WORDS[0]] * 5])
     assert f"(queue is not one of the {len(WORDS)} words that the agent knows, so it is" in said

@@ -3,6 +3,7 @@
 import shutil
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,7 +92,8 @@ def test_a_checkpoint_of_lightzero_is_one_of_torch_with_model(tmp_path):
 
 
 def test_weights_of_sampled_efficientzero_are_read(tmp_path):
-    recorded = load_file("tests/algorithms/efficientzero/sampled_mlp.safetensors")
+    of_networks = Path(__file__).parents[1] / "algorithms" / "efficientzero"
+    recorded = load_file(of_networks / "sampled_mlp.safetensors")
     params = [name for name in recorded if name.startswith("param/")]
     weights = {name.removeprefix("param/"): recorded[name] for name in params}
     torch.save({"model": weights}, tmp_path / "ckpt_best.pth.tar")
@@ -114,6 +116,14 @@ def test_weights_of_sampled_efficientzero_are_read(tmp_path):
         found = network.initial_inference(recorded["obs"])
     assert_close(found.policy_logits, recorded["eval/policy0"])
     assert_close(found.value, recorded["eval/value0"])
+
+    head = "prediction_network.fc_policy_head."
+    del weights[f"{head}mu.bias"], weights[f"{head}log_sigma_layer.bias"]
+    weights[f"{head}log_sigma_param"] = torch.zeros(1, 2)
+    torch.save({"model": weights}, tmp_path / "other.pth.tar")
+    words = r"(?s)net\.4\.bias is missing.*log_sigma_param is unknown"
+    with pytest.raises(RunError, match=words):
+        warm_state(learner, str(tmp_path / "other.pth.tar"), seed=0)
 
     other = EfficientZeroRun(model=replace(model, gaussian_head="mlp"))
     learner = EfficientZeroLearner(spec, other, num_updates=9)

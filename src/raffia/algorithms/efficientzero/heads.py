@@ -134,7 +134,7 @@ def policy_head(
     >>> policy_head([4, 8, 3], HeadOptions(), None, 0.3)(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
-    check_sigma(sigma_type or "fixed", fixed_sigma_value, gaussian_head)
+    check_gaussian(sigma_type or "fixed", fixed_sigma_value, gaussian_head)
     if sigma_type is None:
         return head(sizes, options)
     if gaussian_head == "reparameterization":
@@ -143,10 +143,10 @@ def policy_head(
     return GaussianHead(sizes, options, sigma_type, fixed_sigma_value)
 
 
-def check_sigma(sigma_type: str, fixed_sigma_value: float, gaussian_head: str = "mlp") -> None:
+def check_gaussian(sigma_type: str, fixed_sigma_value: float, gaussian_head: str = "mlp") -> None:
     """Raise ValueError for options that `policy_head` does not have, even if no head is built.
 
-    >>> check_sigma("free", 0.3)
+    >>> check_gaussian("free", 0.3)
     Traceback (most recent call last):
     ...
     ValueError: sigma_type='free' must be one of 'conditioned', 'fixed'

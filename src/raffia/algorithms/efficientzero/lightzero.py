@@ -100,17 +100,14 @@ def _one_last_layer(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     head = "prediction_network.fc_policy_head."
     if f"{head}mu.weight" not in weights:
         return weights
-    found = {}
-    for name, value in weights.items():
-        if not name.startswith(head):
-            found[name] = value
-        elif name.startswith(f"{head}main."):
-            found[name.replace(".main.", ".net.")] = value
+    net = f"{head}net."
+    found = {name.replace(f"{head}main.", net): value for name, value in weights.items()}
     # Each hidden layer has a weight and a bias, and each second layer is a ReLU.
-    last = f"{head}net.{sum(name.startswith(head) for name in found)}"
+    last = sum(name.startswith(net) for name in found)
     for kind in ("weight", "bias"):
         names = [f"{head}mu.{kind}", f"{head}log_sigma_layer.{kind}"]  # the second if conditioned
-        found[f"{last}.{kind}"] = torch.cat([weights[name] for name in names if name in weights])
+        if parts := [found.pop(name) for name in names if name in found]:
+            found[f"{net}{last}.{kind}"] = torch.cat(parts)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from raffia.algorithms.efficientzero.actions import action_encoding
 from raffia.algorithms.efficientzero.config import ModelConfig
-from raffia.algorithms.efficientzero.heads import LargestHead, check_sigma
+from raffia.algorithms.efficientzero.heads import LargestHead, check_gaussian
 from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
 from raffia.algorithms.efficientzero.latent_model import NetworkOutput as NetworkOutput
 from raffia.algorithms.efficientzero.model_mlp import GELU
@@ -24,9 +24,10 @@ from raffia.envs.env import Discrete, EnvSpec
 from raffia.nn.blocks import RELU
 
 # Settings whose names are those of arguments of both kinds of model.
-OF_BOTH = "lstm_hidden_size reward_support_range value_support_range state_norm sigma_type".split()
-OF_BOTH += "proj_hid proj_out pred_hid pred_out norm_type projection_norm_type".split()
-OF_BOTH += ["gaussian_head"]
+OF_BOTH = (
+    "lstm_hidden_size reward_support_range value_support_range state_norm sigma_type gaussian_head "
+    "proj_hid proj_out pred_hid pred_out norm_type projection_norm_type"
+).split()
 
 
 class EfficientZeroModel(LatentModel):
@@ -107,7 +108,7 @@ class EfficientZeroModel(LatentModel):
         actions = action_encoding(
             action_space_size, continuous_action_space, discrete_action_encoding_type
         )
-        check_sigma(sigma_type, fixed_sigma_value, gaussian_head)
+        check_gaussian(sigma_type, fixed_sigma_value, gaussian_head)
         reward_support, value_support = supports(
             reward_support_range, value_support_range, categorical_distribution
         )

@@ -12,7 +12,7 @@ from raffia.algorithms.efficientzero.config import check_latent_norm
 from raffia.algorithms.efficientzero.heads import (
     HeadOptions,
     LargestHead,
-    check_sigma,
+    check_gaussian,
     head,
     policy_head,
 )
@@ -254,7 +254,7 @@ class EfficientZeroModelMLP(LatentModel):
         actions = action_encoding(
             action_space_size, continuous_action_space, discrete_action_encoding_type
         )
-        check_sigma(sigma_type, fixed_sigma_value, gaussian_head)
+        check_gaussian(sigma_type, fixed_sigma_value, gaussian_head)
         reward_support, value_support = supports(
             reward_support_range, value_support_range, categorical_distribution
         )

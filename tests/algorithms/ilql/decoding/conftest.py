@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQLModel, ILQLTarget
-from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.scorer import Needs, NextToken
 
 from ..small import make_loss
@@ -21,10 +20,6 @@ HERE = Path(__file__).parent
 PAD, END = 29, 30
 ALL = Needs(policy=True, values=True)
 NAMES = {"temp": "temperature"}  # of the oracle's options
-
-
-def decode_config(options, **more):
-    return DecodeConfig(**{NAMES.get(name, name): value for name, value in options.items()}, **more)
 
 
 @dataclass
