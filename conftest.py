@@ -1,9 +1,18 @@
+import gc
 import signal
 
 import pytest
 import torch
 
 from raffia.functional.exact import request_exact_products
+
+
+gc.disable()  # until all is collected: of many modules and tests nothing is garbage
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # else each `gc.collect()` of a test looks through them all
+    gc.enable()
 
 
 def pytest_configure(config):

@@ -44,7 +44,10 @@ def run_blocks(text: str) -> int:
     return num_claims
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "docs/ilql.md")) for name in PAGES],
+)
 def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -111,7 +114,7 @@ def test_a_dead_link_is_seen(tmp_path):
     assert dead_links(tmp_path / "page.md") == ["gone.md"]
 
 
-TAKE_LONG = ("ensemble", "own_dialogue", "own_environment", "tabular_q_learning")
+TAKE_LONG = ("ensemble", "own_algorithm", "own_dialogue", "own_environment", "tabular_q_learning")
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in TAKE_LONG))
     for path in sorted((ROOT / "examples").glob("*.py"))

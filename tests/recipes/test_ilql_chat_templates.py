@@ -74,7 +74,7 @@ def test_a_run_in_the_models_format_adds_no_token_and_resumes_without_the_models
     assert describe_template(config, agent.tokenizer) == ""
 
 
-@pytest.mark.parametrize("kind", ["chatml", "llama-2"])
+@pytest.mark.parametrize("kind", ["chatml", pytest.param("llama-2", marks=pytest.mark.slow)])
 def test_generation_stops_at_the_end_of_a_turn_and_a_chat_goes_on(kind, place, tmp_path):
     config = with_trunk(config_of(place, kind, num_updates=150, batch_size=8), dropout=0.0)
     optimizer = replace(config.optimizer, learning_rate=0.02)

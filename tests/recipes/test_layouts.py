@@ -58,16 +58,16 @@ LAYOUTS = [
         case("all ahead", **on(engine, actors=2, reanalyzers=1, evaluators=1, cpus=0.5))
         for engine in ("process", "ray")
     ),
-    case("act ahead", fast=True, **on("process", actors=2)),
+    case("act ahead", **on("process", actors=2)),
     case("batches", **on(reanalyzers=2)),
     case("batches ahead", **on(reanalyzers=3)),
     case("shards", **on(reanalyzers=2)),
     *(case("shards ahead", **on(reanalyzers=num)) for num in (1, 4)),
     case("four shards", **on(reanalyzers=2)),
     case("shards", replay__on_disk=True),
-    case("shards ahead", fast=True, **on("process", reanalyzers=2, actors=2, evaluators=1)),
+    case("shards ahead", **on("process", reanalyzers=2, actors=2, evaluators=1)),
     case("evaluate", fast=True, **on(evaluators=1)),
-    case("evaluate later", fast=True, **on(evaluators=2)),
+    case("evaluate later", **on(evaluators=2)),
     case("two halves", fast=True, **on(learners=2)),
     case("three thirds", learners__sums="ordered", **on(learners=3)),
     case("halves of shards", **on(learners=2, reanalyzers=2)),
@@ -85,6 +85,7 @@ def test_wherever_it_runs_it_is_the_same_run(name, there, in_one_process, tmp_pa
     assert trained(RUNS[name], tmp_path / "run", **there) == in_one_process(name)
 
 
+@pytest.mark.slow
 def test_what_acts_makes_another_run(in_one_process):
     """Or equal ones would say nothing."""
     codes = {

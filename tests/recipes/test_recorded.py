@@ -198,7 +198,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("name", "at"), [("plays on", 5), ("alone", 5), ("on disk", 6)])
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [pytest.param("plays on", 5, marks=pytest.mark.slow), ("alone", 5), ("on disk", 6)],
+)
 def test_a_run_that_is_stopped_goes_on_without_the_files(name, at, tmp_path):
     path = tmp_path / "recorded.jsonl"
     config = RUNS[name](write(path))

@@ -149,7 +149,10 @@ def die():
     raise MemoryError("killed")
 
 
-@pytest.mark.parametrize(("name", "every", "num_updates"), [("plays", 7, 30), ("speaks", 5, 12)])
+@pytest.mark.parametrize(
+    ("name", "every", "num_updates"),
+    [pytest.param("plays", 7, 30, marks=pytest.mark.slow), ("speaks", 5, 12)],
+)
 def test_a_run_that_dies_goes_on_at_its_last_checkpoint(
     name, every, num_updates, straight, tmp_path
 ):

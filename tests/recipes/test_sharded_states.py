@@ -16,7 +16,9 @@ from tests.recipes.runs import Quiet, rows, with_all
 SHARDED = {"learners__num": 2, "learners__state": "sharded"}
 
 
-@pytest.mark.parametrize(("num", "max_grad_norm"), [(2, 1e-3), (3, None)])
+@pytest.mark.parametrize(
+    ("num", "max_grad_norm"), [(2, 1e-3), pytest.param(3, None, marks=pytest.mark.slow)]
+)
 def test_a_state_in_parts_learns_what_a_whole_one_learns(num, max_grad_norm, tmp_path):
     """But for last bits: of the norm, and of Adam's kernel where a row begins elsewhere.
 

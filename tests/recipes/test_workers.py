@@ -311,7 +311,10 @@ FAILING = {  # whose task fails, which one, and how
 }
 
 
-@pytest.mark.parametrize("kind", FAILING)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "reanalyzers")) for kind in FAILING],
+)
 def test_a_task_that_fails_saves_the_last_update_and_a_resume_goes_on_from_there(
     kind, in_one_process, tmp_path, monkeypatch
 ):
