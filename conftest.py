@@ -6,7 +6,6 @@ import torch
 
 from raffia.functional.exact import request_exact_products
 
-
 gc.disable()  # until all is collected: of many modules and tests nothing is garbage
 
 

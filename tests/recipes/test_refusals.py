@@ -53,6 +53,8 @@ VALUES = [  # a class, and what it can't hold; of plain numbers see below
     (WordleConfig, "leaves no secret to learn from", {"num_words": 6, "num_held_out": 6}),
     (RecordedDataConfig, r"\(complete=True\) .*, and data.files names", {"complete": True}),
     (LoRAConfig, r"LoRAConfig\(dropout=0.1\) describes .*, and rank=0", {"dropout": 0.1}),
+    (type(SMOKE), r"num_threads=5000 must be in 1\.\.1024", {"num_threads": 5000}),
+    (ILQLRun, r"num_threads=5000 must be in 0\.\.1024", {"num_threads": 5000}),
     (ILQLRun, "are of a run on data, and the task is 'wordle'", {"data": CHATS}),
     (DialogueDataConfig, "held_out=0 must be between 0 and 1", {"held_out": 0}),
     (ScriptsConfig, "no script plays", dict.fromkeys(NO_SCRIPTS.split(), 0)),

@@ -17,6 +17,7 @@ from raffia.envs.checked import (
     short_repr,
 )
 from raffia.envs.config import EnvConfig
+from raffia.hints import check_range
 from raffia.recipes.population_config import RENAMED, PopulationConfig
 from raffia.recipes.scale_config import (
     ActorsConfig,
@@ -196,6 +197,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, 1, "num_threads")
+        check_range("num_threads", self.num_threads, 1, 1024)  # torch dies of too many
         if not self.num_updates:
             raise ValueError(
                 f"num_env_steps={self.collect.num_env_steps} leaves no steps to learn from, "

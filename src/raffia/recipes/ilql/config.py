@@ -14,6 +14,7 @@ from raffia.envs.checked import (
     check_types,
     short_repr,
 )
+from raffia.hints import check_range
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import RENAMED, PopulationConfig
 from raffia.recipes.scale_config import (
@@ -271,6 +272,7 @@ class ILQLRun(ILQLConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, 0, "num_threads")
+        check_range("num_threads", self.num_threads, 0, 1024)  # torch dies of too many
         check_least(self, 1, "num_updates", "batch_size", "num_micro_batches")
         if self.batch_size % self.num_micro_batches:
             raise ValueError(
