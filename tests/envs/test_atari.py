@@ -1,4 +1,4 @@
-"""Atari games: what is seen and told of them, against the emulator and ale-py's preprocessing."""
+"""Atari games: observations, rewards and flags, against the emulator and ale-py's preprocessing."""
 
 import builtins
 import importlib.util
@@ -34,18 +34,18 @@ def actions(env, num, seed=0):
 
 
 def play(env, seed, taken):
-    """The steps of a game, until it is over or no action is left."""
+    """The steps of a game, until it is over or the actions run out."""
     steps = [env.reset(seed)]
     for action in taken:
-        steps.append(said := env.step(torch.as_tensor(action)))
-        ended = said["terminated"] | said["truncated"]
-        if ended and not said.get("continues", torch.tensor(False)):
+        steps.append(output := env.step(torch.as_tensor(action)))
+        ended = output["terminated"] | output["truncated"]
+        if ended and not output.get("continues", torch.tensor(False)):
             break
     return steps
 
 
-def told(steps, name):
-    return [bool(said[name]) for said in steps[1:]]
+def flags(steps, name):
+    return [bool(output[name]) for output in steps[1:]]
 
 
 def same(first, second, keys=("observation", "reward", "terminated", "truncated")):
@@ -56,7 +56,7 @@ def same(first, second, keys=("observation", "reward", "terminated", "truncated"
 
 
 class Watched:
-    """Stands for an environment's emulator, and keeps what it is asked for and gives."""
+    """Wraps an environment's emulator, and records its actions and screens."""
 
     def __init__(self, env):
         self.ale, self.acted, self.rewards, self.screens = env._ale, [], [], []
@@ -75,7 +75,7 @@ class Watched:
 @pytest.mark.parametrize(
     ("size", "colour", "shape"), [(64, False, (1, 64, 64)), (96, True, (3, 96, 96))]
 )
-def test_what_is_said(size, colour, shape):
+def test_spec_and_outputs(size, colour, shape):
     config, evaluation = AtariConfig(size=size, colour=colour), not colour
     env = AtariEnv("pong", config, evaluation=evaluation, full_action_space=colour)
     assert isinstance(env, Env) and env.spec.continues is not evaluation
@@ -88,14 +88,14 @@ def test_what_is_said(size, colour, shape):
 
 
 @pytest.mark.parametrize("game", ["breakout", "pitfall2", "tetris"])
-def test_an_episode_is_made_of_its_seed_and_its_actions(game):
-    # Pitfall II begins otherwise after a game than at first if it is only reset; Tetris shows
-    # otherwise if its state is only restored.
+def test_seed_and_actions_determine_the_episode(game):
+    # Pitfall II starts differently after a game if it is only reset; Tetris shows
+    # something else if its state is only restored.
     env = game_of(game, sticky=0.3)
     taken = actions(env, 60)
     first = play(env, 5, taken)
     between = play(env, 6, actions(env, 150, seed=1))
-    assert any(told(between, "continues")) == (game == "breakout")  # left in a later life
+    assert any(flags(between, "continues")) == (game == "breakout")  # left in a later life
     assert same(first, play(env, 5, taken))
     assert same(first, play(game_of(game, sticky=0.3), 5, taken))
 
@@ -109,17 +109,17 @@ def digest():  # stands alone: another process runs its text
     from raffia.envs.config import AtariConfig
 
     env = AtariEnv("ms_pacman", AtariConfig(size=64, colour=False, sticky=0.25))
-    seen = [env.reset(2**62)["observation"]]
-    seen += [env.step(torch.tensor(t % 9))["observation"] for t in range(100)]
-    return hashlib.sha256(torch.stack(seen).numpy().tobytes()).hexdigest()
+    observations = [env.reset(2**62)["observation"]]
+    observations += [env.step(torch.tensor(t % 9))["observation"] for t in range(100)]
+    return hashlib.sha256(torch.stack(observations).numpy().tobytes()).hexdigest()
 
 
 @pytest.mark.slow
 def test_an_episode_is_the_same_in_another_process():
     command = [sys.executable, "-c", inspect.getsource(digest) + "print(digest())"]
-    there = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert there.stdout.strip() == digest()
-    assert there.stderr == ""  # the emulator is silent
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert child.stdout.strip() == digest()
+    assert child.stderr == ""  # the emulator is silent
 
 
 def frame_at_start(seed=0, game="breakout", **options):
@@ -128,7 +128,7 @@ def frame_at_start(seed=0, game="breakout", **options):
     return env._ale.getEpisodeFrameNumber()
 
 
-def test_games_begin_with_noops_drawn_from_the_seed_and_with_fire_where_there_is_such():
+def test_games_start_with_noops_drawn_from_the_seed_and_with_fire_where_they_have_it():
     begin = frame_at_start(noop_max=0)
     starts = {frame_at_start(seed, noop_max=4) for seed in range(16)}
     assert starts == {begin + n for n in (1, 2, 3, 4)}
@@ -158,23 +158,23 @@ def test_preprocessing_against_ale_py(game, grey, lives_lost):
     assert far(ours.reset(0)["observation"], frames) <= 1  # halves may be rounded otherwise
     lives, num_lost, total = info["lives"][0], 0, 0.0
     for action in actions(ours, 220, seed=3):
-        said = ours.step(action)
+        output = ours.step(action)
         frames, reward, over, _, info = theirs.step(np.array([int(action)]))
         lost = bool(info["lives"][0] < lives) and not over[0]
         lives = info["lives"][0]
         num_lost += lost
         total += abs(float(reward[0]))
-        assert float(said["reward"]) == reward[0]
-        assert bool(said["continues"]) == lost
-        assert bool(said["terminated"]) == (lost or bool(over[0]))
+        assert float(output["reward"]) == reward[0]
+        assert bool(output["continues"]) == lost
+        assert bool(output["terminated"]) == (lost or bool(over[0]))
         if over[0]:
             break
-        assert far(said["observation"], frames) <= 1
+        assert far(output["observation"], frames) <= 1
     theirs.close()
     assert total > 0 and num_lost == lives_lost
 
 
-def test_a_game_that_waits_for_fire_goes_on_and_rewards_of_these_frames_are_not_lost():
+def test_fire_is_pressed_after_a_lost_life_and_its_rewards_are_not_lost():
     """After a lost life the frames of FIRE belong to the step that lost it."""
     idle = [0] * 400
     for evaluation in (True, False):
@@ -196,35 +196,35 @@ def test_a_game_that_waits_for_fire_goes_on_and_rewards_of_these_frames_are_not_
 
 
 @pytest.mark.parametrize("frame_skip", [1, 4])
-def test_the_maximum_of_the_last_two_frames_is_seen(frame_skip):
+def test_the_observation_is_the_maximum_of_the_last_two_frames(frame_skip):
     env = AtariEnv("asteroids", AtariConfig(size=64, noop_max=0, frame_skip=frame_skip))  # flickers
     env.reset(0)
     watched, differ = Watched(env), 0
     for _ in range(5):
         watched.screens.clear()
-        seen = env.step(torch.tensor(0))["observation"]
+        observation = env.step(torch.tensor(0))["observation"]
         assert len(watched.screens) == frame_skip
         before, last = watched.screens[-min(2, frame_skip)], watched.screens[-1]
         differ += not np.array_equal(before, last)
-        assert torch.equal(seen, area(torch.from_numpy(np.maximum(before, last)), 64, 64))
+        assert torch.equal(observation, area(torch.from_numpy(np.maximum(before, last)), 64, 64))
         assert torch.equal(env.render(), torch.from_numpy(last))
     assert bool(differ) == (frame_skip > 1)
 
 
-def test_a_lost_life_ends_the_learners_episode_and_the_game_goes_on():
+def test_a_lost_life_ends_the_learners_episode_but_not_the_game():
     taken = actions(game_of("breakout"), 400)
     training = play(game_of("breakout"), 3, taken)
     whole = play(game_of("breakout", evaluation=True), 3, taken)
     keys = ("observation", "reward")  # breakout's first rewards are 1: clipping changes nothing
     assert same(training, whole, keys)
-    ends, goes_on = told(training, "terminated"), told(training, "continues")
-    assert sum(ends) == 5 and sum(goes_on) == 4  # five lives
-    assert ends[-1] and not goes_on[-1]
-    assert told(whole, "terminated") == [False] * (len(whole) - 2) + [True]
-    assert not any(told(training, "truncated") + told(whole, "truncated"))
+    ends, continues = flags(training, "terminated"), flags(training, "continues")
+    assert sum(ends) == 5 and sum(continues) == 4  # five lives
+    assert ends[-1] and not continues[-1]
+    assert flags(whole, "terminated") == [False] * (len(whole) - 2) + [True]
+    assert not any(flags(training, "truncated") + flags(whole, "truncated"))
     assert "continues" not in whole[1]
 
-    first = goes_on.index(True) + 1  # a life that is lost where the frames are over
+    first = continues.index(True) + 1  # a life that is lost where the frames are over
     env = game_of("breakout", max_frames=4 * first)
     last = play(env, 3, taken)[-1]
     assert last["terminated"] and not last["truncated"] and not last["continues"]
@@ -235,7 +235,7 @@ def test_a_lost_life_ends_the_learners_episode_and_the_game_goes_on():
 def test_rewards_are_clipped_in_training_only():
     taken = actions(game_of("ms_pacman"), 120)
     clipped, true = (
-        torch.stack([said["reward"] for said in play(game_of("ms_pacman", e), 0, taken)[1:]])
+        torch.stack([output["reward"] for output in play(game_of("ms_pacman", e), 0, taken)[1:]])
         for e in (False, True)
     )
     assert true.max() >= 10 and torch.equal(clipped, true.sign())
@@ -246,8 +246,8 @@ def test_the_limit_of_frames_truncates(evaluation, num):
     limits = {"max_frames": 397, "evaluation_frames": 80}
     env = game_of("breakout", evaluation, press_fire=False, **limits)
     steps = play(env, 0, [0] * 200)
-    assert told(steps, "truncated") == [False] * (num - 1) + [True]
-    assert not any(told(steps, "terminated"))
+    assert flags(steps, "truncated") == [False] * (num - 1) + [True]
+    assert not any(flags(steps, "terminated"))
     with pytest.raises(RuntimeError, match=r"call reset\(seed\)"):
         env.step(torch.tensor(0))
     assert game_of("pong", evaluation).max_frames == 12_000  # 3,000 searches
@@ -256,18 +256,18 @@ def test_the_limit_of_frames_truncates(evaluation, num):
 def test_sticky_actions_are_drawn_for_each_frame():
     env = game_of("pong", sticky=0.25, noop_max=0, press_fire=False)
     env.reset(0)
-    watched, kept, before = Watched(env), 0, 0
+    watched, num_repeated, before = Watched(env), 0, 0
     for t in range(150):
-        wanted = 2 + t % 2  # RIGHT and LEFT in turn
+        wanted = 2 + t % 2  # RIGHT and LEFT alternately
         env.step(torch.tensor(wanted))
         of_step = watched.acted[-4:]
         now = env._actions[wanted].value
         first_new = of_step.index(now) if now in of_step else 4
         assert of_step == [before] * first_new + [now] * (4 - first_new)
-        kept += first_new
+        num_repeated += first_new
         before = of_step[-1]
-    # Frames kept at the start of a step: 0.25 + 0.25^2 + ... = 0.332 of them, so 50 +- 8.
-    assert 25 < kept < 75
+    # Old actions at the start of a step: 0.25 + 0.25^2 + ... = 0.332 of the frames, so 50 +- 8.
+    assert 25 < num_repeated < 75
 
 
 def test_names():
@@ -281,7 +281,7 @@ def test_names():
     assert set(games) == known
 
 
-def test_what_is_refused():
+def test_invalid_calls_and_settings_are_refused():
     env = game_of("pong")
     with pytest.raises(RuntimeError, match=r"call reset\(seed\)"):
         env.step(torch.tensor(0))
@@ -289,7 +289,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match=r"action 6 must be in 0 \.\. 5"):
         env.step(torch.tensor(6))
     # combat is for two players: the emulator would end the process
-    for name, options, words in (
+    for name, options, message in (
         ("pongg", {}, "no Atari game 'pongg'. Did you mean 'pong'"),
         ("combat", {}, r"no Atari game 'combat'.*atari_games\(\)"),
         ("pong", {"frame_skip": 0}, "frame_skip=0 must be at least 1"),
@@ -299,12 +299,12 @@ def test_what_is_refused():
         ("pong", {"evaluation_frames": 3}, "evaluation_frames=3 must be in fra"),
         ("pong", {"evaluation_frames": 108_001}, "evaluation_frames=108001 must"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             game_of(name, **options)
 
 
-@pytest.mark.parametrize("how", ["missing", "broken"])
-def test_without_ale_py(monkeypatch, how):
+@pytest.mark.parametrize("state", ["missing", "broken"])
+def test_without_ale_py(monkeypatch, state):
     find, original = importlib.util.find_spec, builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -312,7 +312,7 @@ def test_without_ale_py(monkeypatch, how):
             raise ImportError("a library is missing")
         return original(name, *args, **kwargs)
 
-    if how == "broken":
+    if state == "broken":
         monkeypatch.setattr(builtins, "__import__", refuse)
     else:
         found = lambda name: None if name == "ale_py" else find(name)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Rows of environments: what each says, which may be stepped, what is refused."""
+"""Batches of environments: the outputs of each row, which rows may be stepped, errors."""
 
 import numpy as np
 import pytest
@@ -12,28 +12,28 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class Walk:
-    """Places 0, 1, 2 ...: the action's number is added; ends at 10; three numbers are seen."""
+    """Cells 0, 1, 2 ...: the action is added; ends at 10; the observation has three numbers."""
 
     spec = EnvSpec(observation_shape=(3,), action=Discrete(5), name="walk")
 
     def reset(self, seed):
-        self.place = seed % 4
-        return TensorDict(observation=self.seen())
+        self.cell = seed % 4
+        return TensorDict(observation=self.observation())
 
     def step(self, action):
-        self.place += int(action)
+        self.cell += int(action)
         return TensorDict(
-            observation=self.seen(),
+            observation=self.observation(),
             reward=torch.tensor(float(action)),
-            terminated=torch.tensor(self.place >= 10),
+            terminated=torch.tensor(self.cell >= 10),
             truncated=torch.tensor(False),
         )
 
-    def seen(self):
-        return torch.tensor([self.place, 1.0, 2.0])
+    def observation(self):
+        return torch.tensor([self.cell, 1.0, 2.0])
 
     def render(self):
-        return torch.full((2, 3, 3), self.place, dtype=torch.uint8)
+        return torch.full((2, 3, 3), self.cell, dtype=torch.uint8)
 
     def close(self):
         self.closed = True
@@ -44,29 +44,29 @@ def walks():
     return SerialBatch([Walk() for _ in range(4)])
 
 
-def places(said):
-    return said["observation"][:, 0].tolist()
+def cells(output):
+    return output["observation"][:, 0].tolist()
 
 
-def test_rows_are_what_the_envs_say_one_by_one_and_stay_as_they_were_given(walks):
+def test_rows_equal_the_outputs_of_the_single_envs_and_are_never_overwritten(walks):
     state = walks.reset(torch.tensor([0, 1, 2, 3]))
     assert state.batch_size == (4,) and set(state.keys()) == {"observation"}
     after = walks.step(torch.tensor([4, 3, 2, 1]))
-    assert places(after) == [4, 4, 4, 4] and after["reward"].tolist() == [4, 3, 2, 1]
+    assert cells(after) == [4, 4, 4, 4] and after["reward"].tolist() == [4, 3, 2, 1]
     assert (after["reward"].dtype, after["terminated"].dtype) == (torch.float32, torch.bool)
     part = walks.step(torch.tensor([4, 2]), rows=torch.tensor([3, 1]))  # in any order
-    assert places(part) == [8, 6]
-    assert places(walks.step(torch.zeros(4, dtype=int))) == [4, 6, 4, 8]
-    assert places(walks.reset(torch.tensor([2, 3]), torch.tensor([2, 0]))) == [2, 3]
+    assert cells(part) == [8, 6]
+    assert cells(walks.step(torch.zeros(4, dtype=int))) == [4, 6, 4, 8]
+    assert cells(walks.reset(torch.tensor([2, 3]), torch.tensor([2, 0]))) == [2, 3]
     empty = torch.zeros(0, dtype=torch.int64)
     assert walks.step(empty, rows=empty).batch_size == (0,)
-    assert (places(state), places(after), places(part)) == ([0, 1, 2, 3], [4, 4, 4, 4], [8, 6])
+    assert (cells(state), cells(after), cells(part)) == ([0, 1, 2, 3], [4, 4, 4, 4], [8, 6])
     assert walks.render(2).shape == (2, 3, 3) and walks.render(2).max() == 2
     walks.close()
     assert all(env.closed for env in walks.envs)
 
 
-def test_an_ended_row_is_refused_with_the_call_that_works_and_nothing_moves(walks):
+def test_stepping_an_ended_row_names_the_call_that_works_and_changes_nothing(walks):
     with pytest.raises(RuntimeError, match=r"rows \[2\].*never started"):
         walks.step(torch.tensor([0]), rows=torch.tensor([2]))
     walks.reset(torch.tensor([3, 0, 0, 0]))
@@ -76,14 +76,14 @@ def test_an_ended_row_is_refused_with_the_call_that_works_and_nothing_moves(walk
     works = r"rows \[0\].*reset\(seeds, rows=torch.tensor\(\[0\]\)\)"
     with pytest.raises(RuntimeError, match=works):
         walks.step(torch.ones(4, dtype=torch.int64))
-    assert walks.envs[1].place == 2
+    assert walks.envs[1].cell == 2
     walks.reset(torch.tensor([1]), rows=torch.tensor([0]))
-    assert places(walks.step(torch.ones(4, dtype=torch.int64))) == [2, 3, 1, 1]
+    assert cells(walks.step(torch.ones(4, dtype=torch.int64))) == [2, 3, 1, 1]
 
 
-def test_an_env_that_raises_must_be_reset_and_the_rest_goes_on(walks):
+def test_an_env_that_raised_must_be_reset_and_the_others_continue(walks):
     walks.reset(torch.arange(4))
-    walks.envs[1].place = None
+    walks.envs[1].cell = None
     with pytest.raises(TypeError):
         walks.step(torch.zeros(4, dtype=torch.int64))
     walks.step(torch.tensor([1]), rows=torch.tensor([2]))
@@ -95,7 +95,7 @@ class Echo(Walk):
     spec = EnvSpec(observation_shape=(2,), action=Box((-1.0, 0.0), (1.0, 8.0)))
 
     def reset(self, seed):
-        self.place = 0
+        self.cell = 0
         return TensorDict(observation=torch.zeros(2))
 
     def step(self, action):
@@ -118,12 +118,12 @@ class Lives(Walk):
     spec = EnvSpec(observation_shape=(3,), action=Discrete(5), continues=True)
 
     def step(self, action):
-        said = super().step(action)
-        said["continues"] = said["terminated"] & torch.tensor(self.place < 12)
-        return said
+        output = super().step(action)
+        output["continues"] = output["terminated"] & torch.tensor(self.cell < 12)
+        return output
 
 
-def test_box_actions_masks_turns_and_lives_are_rows_too():
+def test_batches_of_box_actions_masks_players_and_lives():
     batch = SerialBatch([Echo(), Echo(), Echo()])
     batch.reset(torch.arange(3))
     action = torch.tensor([[0.5, 7.0], [-1.0, 8.0]])
@@ -140,9 +140,9 @@ def test_box_actions_masks_turns_and_lives_are_rows_too():
     batch = SerialBatch([Lives(), Lives()])
     batch.reset(torch.tensor([3, 3]))
     batch.step(torch.tensor([4, 4]))
-    after = batch.step(torch.tensor([3, 4]))  # places 10 and 11
+    after = batch.step(torch.tensor([3, 4]))  # cells 10 and 11
     assert after["terminated"].tolist() == after["continues"].tolist() == [True, True]
-    after = batch.step(torch.tensor([0, 1]))  # places 10 and 12
+    after = batch.step(torch.tensor([0, 1]))  # cells 10 and 12
     assert after["continues"].tolist() == [True, False]
     with pytest.raises(RuntimeError, match=r"rows \[1\]"):
         batch.step(torch.tensor([0, 0]))
@@ -168,38 +168,38 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused(walks):
+def test_invalid_calls_and_outputs_are_refused(walks):
     walks.reset(torch.arange(4))
-    for name, arguments, kind, words in REFUSED:
-        with pytest.raises(kind, match=words):
+    for name, arguments, kind, message in REFUSED:
+        with pytest.raises(kind, match=message):
             getattr(walks, name)(*arguments)
-    assert [env.place for env in walks.envs] == [0, 1, 2, 3]
-    said = "Wrong returned 'observation' as"
-    for make, words in (
+    assert [env.cell for env in walks.envs] == [0, 1, 2, 3]
+    start = "Wrong returned 'observation' as"
+    for make, message in (
         (lambda: SerialBatch([Walk(), ValueProbe()]), "row 0 has .*walk.*row 1 has .*probe/value"),
         (lambda: SerialBatch([]), "at least one environment"),
         (lambda: limited([Walk()], 0), "max_episode_steps=0 must be at least 1"),
         # This would broadcast.
-        (lambda: shows(torch.zeros(1)), rf"{said} float32 \[1\], but its spec has float32 \[3\]"),
-        (lambda: shows(torch.zeros(3, dtype=torch.float64)), rf"{said} float64 \[3\]"),
+        (lambda: shows(torch.zeros(1)), rf"{start} float32 \[1\], but its spec has float32 \[3\]"),
+        (lambda: shows(torch.zeros(3, dtype=torch.float64)), rf"{start} float64 \[3\]"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             make()
 
 
 def shows(tensor):
-    wrong = type("Wrong", (Walk,), {"seen": lambda self: tensor})
+    wrong = type("Wrong", (Walk,), {"observation": lambda self: tensor})
     return SerialBatch([wrong()]).reset(torch.tensor([0]))
 
 
-def test_rows_lie_in_the_memory_that_is_given():
+def test_rows_are_written_into_the_given_memory():
     rows = EnvRows.for_spec(Walk.spec, 4)
     batch = SerialBatch([Walk(), Walk()], rows.part(1, 3))
     batch.reset(torch.tensor([2, 3]))
     assert np.array_equal(rows.observation[:, 0], [0, 2, 3, 0])
 
 
-def test_a_limit_truncates_rows_by_their_own_count():
+def test_each_row_is_truncated_at_its_own_number_of_steps():
     batch = limited([Walk() for _ in range(3)], 3)
     assert isinstance(batch, BatchEnv) and batch.num_envs == 3
     batch.reset(torch.zeros(3, dtype=torch.int64))
@@ -212,7 +212,7 @@ def test_a_limit_truncates_rows_by_their_own_count():
     batch.reset(torch.tensor([0]), torch.tensor([1]))
     after = batch.step(torch.tensor([4, 4, 4]))
     assert after["truncated"].tolist() == [True, False, True]
-    ends = limited([DelayProbe()], 2)  # an end of the task there is no truncation
+    ends = limited([DelayProbe()], 2)  # a termination at the limit is no truncation
     ends.reset(torch.tensor([0]))
     ends.step(torch.tensor([0]))
     after = ends.step(torch.tensor([0]))

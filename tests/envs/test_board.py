@@ -1,4 +1,4 @@
-"""TicTacToe and Connect4 against a plain implementation that knows lists and loops only."""
+"""TicTacToe and Connect4 against a plain implementation with lists and loops only."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ class PlainGame:
         return [own, other, [[float(self.player)] * self.columns] * self.rows]
 
 
-def seen(state) -> tuple:
+def as_lists(state) -> tuple:
     return state["observation"].tolist(), state["action_mask"].tolist(), state["to_play"].tolist()
 
 
@@ -71,13 +71,13 @@ def expected(games: list[PlainGame], num_actions: int) -> tuple:
 @pytest.mark.parametrize("kind", [TicTacToe, Connect4])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_games_are_those_of_a_plain_implementation(kind, data):
+def test_games_equal_a_plain_implementation(kind, data):
     num_envs = 3
     batch = kind(num_envs)
     num_actions = batch.spec.action.n
     games = [PlainGame(*SHAPES[kind]) for _ in range(num_envs)]
     state = batch.reset(torch.arange(num_envs))
-    assert seen(state) == expected(games, num_actions)
+    assert as_lists(state) == expected(games, num_actions)
     while live := [row for row, game in enumerate(games) if not game.over]:
         rows = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True), "rows")
         actions = []
@@ -87,7 +87,7 @@ def test_games_are_those_of_a_plain_implementation(kind, data):
             games[row].play(actions[-1])
         state = batch.step(torch.tensor(actions), torch.tensor(rows))
         moved = [games[row] for row in rows]
-        assert seen(state) == expected(moved, num_actions)
+        assert as_lists(state) == expected(moved, num_actions)
         assert state["reward"].tolist() == [float(game.won) for game in moved]
         assert state["terminated"].tolist() == [game.over for game in moved]
         assert not state["truncated"].any()
@@ -109,14 +109,14 @@ def test_a_full_board_is_a_draw_and_the_last_move_may_win():
     # Stones at the right end of one row and the left end of the next are no line.
     assert not play(TicTacToe(1), [2, 0, 3, 1, 4, 8])["terminated"].any()
     assert line_masks(2, 2, 2) == [0b11, 0b101, 0b1001, 0b1010, 0b110, 0b1100]
-    begun = TicTacToe(2)
-    play(begun, [4])
-    assert begun.board_text(1) == "  a b c\n1 . . .\n2 . X .\n3 . . ."
-    assert begun.action_names[5] == "c2"
+    game = TicTacToe(2)
+    play(game, [4])
+    assert game.board_text(1) == "  a b c\n1 . . .\n2 . X .\n3 . . ."
+    assert game.action_names[5] == "c2"
 
 
 @pytest.mark.parametrize(("kind", "most"), [(TicTacToe, 4), (Connect4, 6)])
-def test_openings_are_made_of_the_seed(kind, most):
+def test_openings_are_drawn_from_the_seed(kind, most):
     seeds = torch.arange(40)
     game = kind(40, random_openings=most)
     first = game.reset(seeds)

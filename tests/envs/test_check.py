@@ -19,33 +19,33 @@ check_env = partial(check_at_length, num_steps=50)
 
 
 class Good:
-    """A game of two with a mask, and a die: places add up to 12."""
+    """A game for two players with an action mask and a die: counts up to 12."""
 
     spec = EnvSpec(observation_shape=(2,), **GAME, name="mine")
 
     def reset(self, seed):
         self.generator = generator_for(seed, "die")
-        self.place, self.turn = 0, 0
-        return self.said()
+        self.count, self.player = 0, 0
+        return self.outputs()
 
     def step(self, action):
-        self.place += 1 + int(action) + int(torch.randint(2, (), generator=self.generator))
-        self.turn = 1 - self.turn
-        ends = {"terminated": torch.tensor(self.place >= 12), "truncated": torch.tensor(False)}
-        return self.said().update({"reward": self.reward(), **ends})
+        self.count += 1 + int(action) + int(torch.randint(2, (), generator=self.generator))
+        self.player = 1 - self.player
+        ends = {"terminated": torch.tensor(self.count >= 12), "truncated": torch.tensor(False)}
+        return self.outputs().update({"reward": self.reward(), **ends})
 
-    def said(self):
-        seen = {"observation": self.observation(), "action_mask": self.mask()}
-        return TensorDict(**seen, to_play=torch.tensor(self.turn))
+    def outputs(self):
+        entries = {"observation": self.observation(), "action_mask": self.mask()}
+        return TensorDict(**entries, to_play=torch.tensor(self.player))
 
     def observation(self):
-        return torch.tensor([self.place / 12, 1.0])
+        return torch.tensor([self.count / 12, 1.0])
 
     def mask(self):
-        return torch.tensor([True, True, self.place < 6])
+        return torch.tensor([True, True, self.count < 6])
 
     def reward(self):
-        return torch.tensor(float(self.place >= 12))
+        return torch.tensor(float(self.count >= 12))
 
     def render(self):
         return torch.zeros(4, 5, 3, dtype=torch.uint8)
@@ -54,44 +54,46 @@ class Good:
         pass
 
 
-def with_said(**entries):
-    """Says the entries of a good one, changed; by a function of it, or without one."""
+def replaced(**entries):
+    """Replaces entries of the outputs by values or functions of the env; None removes one."""
 
-    def said(self):
+    def outputs(self):
         values = {n: v(self) if callable(v) else v for n, v in entries.items()}
-        told = Good.said(self).exclude(*[name for name, value in values.items() if value is None])
-        return told.update({n: torch.as_tensor(v) for n, v in values.items() if v is not None})
+        good = Good.outputs(self).exclude(
+            *[name for name, value in values.items() if value is None]
+        )
+        return good.update({n: torch.as_tensor(v) for n, v in values.items() if v is not None})
 
-    return {"said": said}
+    return {"outputs": outputs}
 
 
 def raises(self, action):
     raise KeyError("door")
 
 
-def both_ends(self, action):
-    said = Good.step(self, action)
-    return said.update({"truncated": said["terminated"].clone()})
+def ends_twice(self, action):
+    after = Good.step(self, action)
+    return after.update({"truncated": after["terminated"].clone()})
 
 
-def own_chance(self, seed):
-    said = Good.reset(self, seed)
+def unseeded(self, seed):
+    state = Good.reset(self, seed)
     self.generator = torch.Generator()
     self.generator.seed()
-    return said
+    return state
 
 
-def remembers(self, seed):
-    """Chance goes on from episode to episode."""
+def same_draws(self, seed):
+    """The generator is not seeded again by a reset."""
     before = getattr(self, "generator", None)
-    said = Good.reset(self, seed)
+    state = Good.reset(self, seed)
     self.generator = before or self.generator
-    return said
+    return state
 
 
 def same_memory(self):
     self.shown = getattr(self, "shown", torch.zeros(2))
-    self.shown[0] = self.place
+    self.shown[0] = self.count
     return self.shown
 
 
@@ -99,48 +101,48 @@ def of_kind(name, **overrides):
     return type(name, (Good,), overrides)
 
 
-EVERYWHERE = {"place": 0}  # one place for all environments, as a class attribute is
-SharedPlace = of_kind(
-    "SharedPlace",
-    place=property(lambda self: EVERYWHERE["place"], lambda self, v: EVERYWHERE.update(place=v)),
+EVERYWHERE = {"count": 0}  # one count for all environments, as a class attribute is
+SharedCount = of_kind(
+    "SharedCount",
+    count=property(lambda self: EVERYWHERE["count"], lambda self, v: EVERYWHERE.update(count=v)),
 )
 SameMemory = of_kind("SameMemory", observation=same_memory)
 IMAGE = EnvSpec(observation_shape=(8, 8, 3), action=Discrete(3), observation_dtype=torch.uint8)
-BROKEN = {  # what is other than in a good one; the check that fails; what it says
+BROKEN = {  # overrides of Good; the check that fails; its message
     "no render": ({"render": property(lambda self: self.nothing)}, "spec", "no render"),
     "no spec": ({"spec": {}}, "spec", "spec is {.*\n.*make it an EnvSpec"),
     "channels last": ({"spec": IMAGE}, "spec", r"channels last\n.*permute\(2, 0, 1\)"),
-    "forgets": (with_said(to_play=None), "reset", "no \\['to_play'\\]"),
-    "says more": (with_said(lives=3), "reset", r"does not declare: \['lives'\]"),
+    "missing key": (replaced(to_play=None), "reset", "no \\['to_play'\\]"),
+    "undeclared key": (replaced(lives=3), "reset", r"does not declare: \['lives'\]"),
     "no TensorDict": (
         {"reset": lambda self, seed: Good.reset(self, seed)["observation"]},
         "reset", "a Tensor\n.*return a TensorDict",
     ),
-    "shape": (with_said(observation=[0.0] * 3), "reset", r"float32 \[3\].*\n.*float32 \[2\]"),
+    "shape": (replaced(observation=[0.0] * 3), "reset", r"float32 \[3\].*\n.*float32 \[2\]"),
     "dtype": (
-        with_said(observation=torch.zeros(2).double()),
+        replaced(observation=torch.zeros(2).double()),
         "reset", r"float64 \[2\].*\n.*float32 \[2\]",
     ),
     "whole reward": ({"reward": lambda self: torch.tensor(1)}, "step", r"'reward' is int64"),
     "raises": ({"step": raises}, "step", "raised KeyError: 'door'"),
     "not finite": (
-        {"reward": lambda self: torch.tensor(float("nan") if self.place > 5 else 0.0)},
+        {"reward": lambda self: torch.tensor(float("nan") if self.count > 5 else 0.0)},
         "numbers", "'reward' is not finite after",
     ),
     "nothing legal": (
-        {"mask": lambda self: torch.full((3,), self.place < 5)}, "step", "no action is legal"
+        {"mask": lambda self: torch.full((3,), self.count < 5)}, "step", "no action is legal"
     ),
     "player two": (
-        with_said(to_play=lambda self: self.turn + 1), "players", r"to_play is \[2, 2\] after 1 st"
+        replaced(to_play=lambda self: self.player + 1), "players", r"to_play is \[2, 2\] after 1 st"
     ),
-    "nobody else": (with_said(to_play=0), "players", "player 1 never has a turn"),
-    "both ends": ({"step": both_ends}, "ends", "terminated and truncated are both set"),
-    # Real chance: a short episode may be the same when it is played again, and differ in a row.
-    "own chance": (
-        {"reset": own_chance},
+    "one player": (replaced(to_play=0), "players", "player 1 never has a turn"),
+    "ends twice": ({"step": ends_twice}, "ends", "terminated and truncated are both set"),
+    # A short episode may come out the same when played again, and differ in a row.
+    "unseeded": (
+        {"reset": unseeded},
         "seeds repeat", "differs after .* steps, (played again|in row 1)",
     ),
-    "remembers": ({"reset": remembers}, "seeds repeat", "differs after .* steps, played again"),
+    "no reseed": ({"reset": same_draws}, "seeds repeat", "differs after .* steps, played again"),
     "flat picture": (
         {"render": lambda self: torch.zeros(4, 5, dtype=torch.uint8)}, "render", r"uint8 \[4, 5\]"
     ),
@@ -163,18 +165,18 @@ def test_a_broken_env_is_found(name):
     overrides, check, text = BROKEN[name]
     report = check_env(of_kind("Broken", **overrides))
     assert check in fails(report), str(report)
-    words = rf"does not keep the contract(?s:.*)fails  {check}: .*{text}"
-    with pytest.raises(AssertionError, match=words):
+    message = rf"does not keep the contract(?s:.*)fails  {check}: .*{text}"
+    with pytest.raises(AssertionError, match=message):
         report.require()
 
 
-def test_envs_that_share_a_place_are_found():
-    """Alone it keeps the contract: only others of its kind show it."""
-    check_env(SharedPlace()).require()
-    assert "rows" in fails(check_env(SharedPlace))
+def test_envs_that_share_state_are_found():
+    """Alone it keeps the contract: it shows only beside others of its class."""
+    check_env(SharedCount()).require()
+    assert "rows" in fails(check_env(SharedCount))
 
 
-def test_memory_that_is_written_again_is_found():
+def test_an_observation_that_is_overwritten_is_found():
     assert fails(check_env(SameMemory)) == ["memory"]
     assert fails(check_env(SameMemory())) == ["memory"]
 
@@ -184,16 +186,16 @@ def batch_of(kind):
 
 
 class SameTensors(SerialBatch):
-    """Gives the same tensors again and again."""
+    """Returns the same tensors each time."""
 
     def step(self, action, rows=None):
-        said = super().step(action, rows)
-        self.kept = getattr(self, "kept", {})
-        old = self.kept.setdefault(len(said["reward"]), said)
-        return old.update_(said) if old is not said else said
+        after = super().step(action, rows)
+        self.returned = getattr(self, "returned", {})
+        old = self.returned.setdefault(len(after["reward"]), after)
+        return old.update_(after) if old is not after else after
 
 
-class GoesOn(SerialBatch):
+class AutoReset(SerialBatch):
     """Resets by itself when an ended row is stepped."""
 
     def step(self, action, rows=None):
@@ -204,15 +206,15 @@ class GoesOn(SerialBatch):
 
 
 class WrongOrder(SerialBatch):
-    """Answers in the order of its rows, not of those that are asked for."""
+    """Returns its own order of rows, not that of the argument."""
 
     def step(self, action, rows=None):
-        said = super().step(action, rows)
-        return said if rows is None else said[rows.argsort()]
+        after = super().step(action, rows)
+        return after if rows is None else after[rows.argsort()]
 
 
 class Blocks(SerialBatch):
-    """The seed of row 0 is taken for all."""
+    """Uses the seed of row 0 for all rows."""
 
     def reset(self, seeds, rows=None):
         return super().reset(seeds if rows is None else seeds[:1].expand(len(seeds)), rows)
@@ -225,14 +227,14 @@ def test_a_batch_that_keeps_the_contract_passes():
 
 @pytest.mark.parametrize(
     ("kind", "check"),
-    [(GoesOn, "ended rows"), (WrongOrder, "rows"), (Blocks, "rows"), (SameTensors, "memory")],
+    [(AutoReset, "ended rows"), (WrongOrder, "rows"), (Blocks, "rows"), (SameTensors, "memory")],
 )
 def test_a_broken_batch_is_found(kind, check):
     report = check_env(batch_of(kind))
     assert fails(report) == [check], str(report)
 
 
-def test_notes_are_told_and_do_not_fail():
+def test_notes_are_reported_and_do_not_fail():
     class Endless(Good):
         spec = EnvSpec(observation_shape=(1, 4, 4), action=Box((-1.0,), (1.0,)))
 
@@ -254,8 +256,8 @@ def test_notes_are_told_and_do_not_fail():
     assert "multiply by 255" in str(check_env(cut))
 
 
-def test_what_keeps_the_contract_otherwise():
-    """Environments of Gymnasium as they are, and lost lives, which are no ends of episodes."""
+def test_gymnasium_envs_and_lost_lives_keep_the_contract():
+    """Lost lives are no ends of episodes."""
     report = check_env(gymnasium.make("CartPole-v1"))
     report.require()
     assert str(report).startswith("CartPole-v1 keeps the contract")
@@ -266,9 +268,9 @@ def test_what_keeps_the_contract_otherwise():
         spec = EnvSpec(observation_shape=(2,), **GAME, continues=True)
 
         def step(self, action):
-            said = super().step(action)
-            lost = torch.tensor(self.place == 6)
-            return said.update({"terminated": said["terminated"] | lost, "continues": lost})
+            after = super().step(action)
+            lost = torch.tensor(self.count == 6)
+            return after.update({"terminated": after["terminated"] | lost, "continues": lost})
 
     check_env(Lives).require()
     check_env(lambda: SerialBatch([Lives(), Lives()])).require()

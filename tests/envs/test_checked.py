@@ -1,4 +1,4 @@
-"""Settings that a Literal lists: by itself, in a tuple, or beside None."""
+"""Settings typed as a Literal: by itself, in a tuple, or beside None."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Settings:
         check_types(self)
 
 
-def test_what_is_listed_may_be():
+def test_listed_values_are_accepted():
     Settings("b", ("a", "b"), "beta", 2, 7, "anything")
     Settings(maybe=None, older=None)
 
@@ -41,12 +41,12 @@ def test_what_is_listed_may_be():
         ({"older": 3}, "older=3 must be one of None, 1, 2"),
     ],
 )
-def test_what_is_not_listed_is_refused(wrong, message):
+def test_other_values_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Settings(**wrong)
 
 
-def test_infinity_switches_a_limit_off_and_is_no_other_number():
+def test_infinity_is_allowed_for_limits_only():
     assert OptimizerConfig(max_grad_norm=math.inf).max_grad_norm == math.inf
     for wrong in ({"max_grad_norm": -math.inf}, {"weight_decay": math.inf}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=-?inf must be finite"):

@@ -1,4 +1,4 @@
-"""Each kind of environment that Raffia has keeps the contract, alone, in rows, and by its name."""
+"""Each built-in environment keeps the contract, alone, in a batch, and made by name."""
 
 from dataclasses import replace
 from functools import partial
@@ -62,16 +62,16 @@ def test_names_are_listed_once_and_the_nearest_is_named():
         with pytest.raises(ValueError, match=rf"environment '{wrong}'\. Did you mean '{near}'\?"):
             make_env(EnvConfig(id=wrong))
     assert "Did you mean" not in str(unknown("Nope-v0"))  # only its version is like that of others
-    for config, words in (
+    for config, message in (
         (EnvConfig(id="qqqq"), "no environment 'qqqq'. All names"),
         (EnvConfig(id="tictactoe", num_workers=2), "steps all its env.* together.*num_workers=0"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             make_env(config)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "tictactoe", "probe/delay"])
-def test_limits_and_numbers_hold_for_all(name):
+def test_episode_limits_and_num_envs_apply_to_all_kinds(name):
     config = EnvConfig(id=name, num_envs=2, max_episode_steps=1)
     batch = make_env(config)
     batch.reset(torch.arange(2))
@@ -83,7 +83,7 @@ def test_limits_and_numbers_hold_for_all(name):
     assert isinstance(raised, SerialBatch) and raised.envs[0].gym.spec.max_episode_steps == 700
 
 
-def test_pictures_are_made_where_they_are_asked_for():
+def test_frames_are_rendered_only_on_request():
     pytest.importorskip("pygame")
     config = EnvConfig(id="CartPole-v1", num_envs=1)
     for render in (True, False):
@@ -107,7 +107,7 @@ def test_atari_shows_whole_games_when_evaluated():
 
 
 @pytest.mark.slow
-def test_envs_of_ones_own_come_as_the_config_says():
+def test_custom_envs_follow_the_config():
     envs = env_factory(ValueProbe)
     batch = envs(EnvConfig(id="mine", num_envs=3, max_episode_steps=7), evaluation=True)
     assert batch.num_envs == 3 and isinstance(batch, TimeLimit)

@@ -10,7 +10,7 @@ from raffia.envs.env import Box, Discrete, Env
 from raffia.envs.gym import GymEnv, made
 
 
-def test_legal_actions_are_read_where_that_is_asked_for_and_else_named_once():
+def test_action_masks_are_read_on_request_and_otherwise_mentioned_once():
     env = GymEnv(Masked(), masked=True)
     assert env.reset(0)["action_mask"].tolist() == [True, False, False]
     assert env.step(torch.tensor(0))["action_mask"].tolist() == [False, False, True]
@@ -28,7 +28,7 @@ VECTOR = spaces.Box(-1, 1, (2,), np.float32)
 
 
 class ShownEnv(gymnasium.Env):
-    """Shows what it is given, and keeps the action that it took."""
+    """Shows the given observation, and records the last action."""
 
     def __init__(self, shown=None, space=VECTOR, action_space=None, ends=(False, False)):
         self.observation_space = space
@@ -47,7 +47,7 @@ class ShownEnv(gymnasium.Env):
         return self.shown, 1, *self.ends, {}
 
 
-def seen(shown, space):
+def observation_of(shown, space):
     env = GymEnv(ShownEnv(shown, space))
     observation = env.reset(0)["observation"]
     assert observation.shape == env.spec.observation_shape
@@ -68,12 +68,12 @@ def seen(shown, space):
 )
 def test_pictures_have_their_channels_first(shape, shown_as):
     shown = np.arange(np.prod(shape), dtype=np.int64).astype(np.uint8).reshape(shape)
-    picture = seen(shown, spaces.Box(0, 255, shape, np.uint8))
+    picture = observation_of(shown, spaces.Box(0, 255, shape, np.uint8))
     assert picture.shape == shown_as and picture.dtype == torch.uint8
     last = len(shape) == 3 and shape[-1] <= shape[0]
     wanted = np.transpose(shown, (2, 0, 1)) if last else shown.reshape(shown_as)
     assert np.array_equal(picture, wanted)
-    floats = seen(np.float32(shown) / 255, spaces.Box(0, 1, shape, np.float32))
+    floats = observation_of(np.float32(shown) / 255, spaces.Box(0, 1, shape, np.float32))
     assert len(shape) == 2 or torch.equal(floats, torch.from_numpy(np.float32(wanted) / 255))
 
 
@@ -95,24 +95,24 @@ TWO, UINT8 = spaces.Discrete(2), np.uint8
         (spaces.Box(0, 9, (2, 3), np.int64), np.arange(6).reshape(2, 3), [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_numbers_and_parts_become_one_vector(space, shown, vector):
-    assert seen(shown, space).tolist() == vector
+def test_spaces_are_flattened_to_one_vector(space, shown, vector):
+    assert observation_of(shown, space).tolist() == vector
 
 
 def test_other_spaces_are_refused_by_name():
-    seen, taken = "ShownEnv has the observations .*", "ShownEnv has the actions .*"
+    obs, acts = "ShownEnv has the observations .*", "ShownEnv has the actions .*"
     picture = spaces.Box(0, 255, (4, 4, 3), np.uint8)
     endless = spaces.Box(-np.inf, np.inf, (2,))
-    for options, words in (
-        ({"space": spaces.Dict(a=picture, b=VECTOR)}, f"{seen}choose one with"),
-        ({"space": spaces.Box(0, 1, (2, 3, 4, 5), np.float32)}, f"{seen}have three axes"),
-        ({"space": spaces.Text(5)}, f"{seen}cannot be flattened"),
-        ({"space": spaces.Sequence(VECTOR)}, f"{seen}cannot be flattened"),
-        ({"action_space": spaces.MultiDiscrete([2, 2])}, f"{taken}Discrete and Box.*TransformAct"),
-        ({"action_space": spaces.MultiBinary(2)}, f"{taken}only Discrete and Box"),
-        ({"action_space": endless}, f"{taken}bounds must be finite.*RescaleAction"),
+    for options, message in (
+        ({"space": spaces.Dict(a=picture, b=VECTOR)}, f"{obs}choose one with"),
+        ({"space": spaces.Box(0, 1, (2, 3, 4, 5), np.float32)}, f"{obs}have three axes"),
+        ({"space": spaces.Text(5)}, f"{obs}cannot be flattened"),
+        ({"space": spaces.Sequence(VECTOR)}, f"{obs}cannot be flattened"),
+        ({"action_space": spaces.MultiDiscrete([2, 2])}, f"{acts}Discrete and Box.*TransformAct"),
+        ({"action_space": spaces.MultiBinary(2)}, f"{acts}only Discrete and Box"),
+        ({"action_space": endless}, f"{acts}bounds must be finite.*RescaleAction"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             GymEnv(ShownEnv(**options))
 
 
@@ -126,8 +126,8 @@ def test_packages_that_are_missing_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     env = GymEnv("CartPole-v1", render=True)
     env.reset(0)
-    words = r"pictures of CartPole-v1 need .*: pip install 'raffia\[video\]'"
-    with pytest.raises(ImportError, match=words):
+    message = r"pictures of CartPole-v1 need .*: pip install 'raffia\[video\]'"
+    with pytest.raises(ImportError, match=message):
         env.render()
     monkeypatch.setitem(sys.modules, "Box2D", None)
     for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
@@ -144,18 +144,18 @@ def test_packages_that_are_missing_are_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("says", "text"), [("reset", "returned 3 values"), ("step", "returned 4 values")]
+    ("method", "text"), [("reset", "returned 3 values"), ("step", "returned 4 values")]
 )
-def test_envs_of_the_old_gym_are_told_apart(says, text):
+def test_envs_of_the_old_gym_are_refused(method, text):
     class Old(ShownEnv):
         def reset(self, **options):
-            return self.shown if says == "reset" else (self.shown, {})
+            return self.shown if method == "reset" else (self.shown, {})
 
         def step(self, action):
             return self.shown, 1.0, False, {}
 
     env = GymEnv(Old(np.zeros(3, np.float32), spaces.Box(-1, 1, (3,))))
-    with pytest.raises(ValueError, match=f"{says} of Old {text}, but Gymnasium's returns"):
+    with pytest.raises(ValueError, match=f"{method} of Old {text}, but Gymnasium's returns"):
         env.reset(0)
         env.step(torch.tensor(0))
 
@@ -172,7 +172,7 @@ def test_discrete_actions_count_from_0(start):
 
 
 class Masked(ShownEnv):
-    """Of its three actions it allows the first, and after it the last."""
+    """Of its three actions the first is legal, and after it the last."""
 
     def __init__(self, marks=((1, 0, 0), (0, 0, 1))):
         super().__init__(action_space=spaces.Discrete(3), ends=(False, True))
@@ -198,15 +198,15 @@ def test_box_actions_are_flat_and_stay_in_their_bounds():
 
 
 @pytest.mark.parametrize("ends", [(False, False), (True, False), (False, True), (True, True)])
-def test_an_episode_ends_in_one_way(ends):
+def test_an_episode_is_terminated_or_truncated_but_not_both(ends):
     env = GymEnv(ShownEnv(ends=ends))
     env.reset(0)
     after = env.step(torch.tensor(0))
-    told = bool(after["terminated"]), bool(after["truncated"])
-    assert told == (ends[0], ends[1] and not ends[0])
+    flags = bool(after["terminated"]), bool(after["truncated"])
+    assert flags == (ends[0], ends[1] and not ends[0])
 
 
-def test_episodes_and_limits_are_gymnasiums_own_of_the_same_seed():
+def test_episodes_and_limits_equal_gymnasiums_of_the_same_seed():
     env, theirs = GymEnv("CartPole-v1"), gymnasium.make("CartPole-v1")
     assert isinstance(env, Env) and env.gym.spec.max_episode_steps == 500
     for seed in (0, 5):
@@ -224,7 +224,7 @@ def test_episodes_and_limits_are_gymnasiums_own_of_the_same_seed():
         GymEnv(ShownEnv(), max_episode_steps=3)
 
 
-def test_great_seeds_are_made_small_and_stay_apart():
+def test_large_seeds_are_reduced_and_stay_distinct():
     inner = ShownEnv()
     env = GymEnv(inner)
     used = []

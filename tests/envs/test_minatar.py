@@ -1,7 +1,7 @@
 """MinAtar's games against trajectories of the original package, and the contract of a BatchEnv.
 
-minatar_recorded.json says how it was recorded. The games were also compared with the original in
-thousands of random positions; what is kept here are whole episodes.
+minatar_recorded.json tells how it was recorded. The games were also compared with the original in
+thousands of random positions; these are whole episodes.
 """
 
 import json
@@ -43,16 +43,16 @@ def make(name: str, num_envs: int, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "episode"), EPISODES)
-def test_games_are_the_originals_step_by_step(name, episode):
+def test_games_equal_the_originals_step_by_step(name, episode):
     ramping = {key: episode[key] for key in ["difficulty_ramping"] if key in episode}
     game = make(name, 1, **ramping)
     state = game.reset(torch.tensor([episode["seed"]]))
-    seen, rewards = digest(state["observation"][0]), ""
+    digests, rewards = digest(state["observation"][0]), ""
     for action in episode["actions"]:
         state = game.step(torch.tensor([int(action)]))
-        seen += digest(state["observation"][0])
+        digests += digest(state["observation"][0])
         rewards += f"{int(state['reward']):x}"
-        if seen[-4:] != episode["seen"][len(seen) - 4 : len(seen)]:
+        if digests[-4:] != episode["seen"][len(digests) - 4 : len(digests)]:
             pytest.fail(f"after step {len(rewards)} the field is another\n{state['observation']}")
     assert rewards == episode["rewards"]
     assert bool(state["terminated"] | state["truncated"]) == episode["ended"]
@@ -73,7 +73,7 @@ def test_games_are_images_and_recorded_with_rewards(name):
     assert 2 <= len(drawn) <= 1 + visible  # the ground, and planes that no other hides
 
 
-def test_sticky_actions_repeat_the_one_before():
+def test_sticky_actions_repeat_the_previous_action():
     idle = breakout.MinAtarBreakout(1, sticky_actions=1.0)
     idle.reset(torch.tensor([0]))
     state = idle.step(torch.tensor([1]))  # what came before the first action is: nothing
@@ -88,7 +88,7 @@ def test_sticky_actions_repeat_the_one_before():
     assert (sure.step(torch.full((50,), 2))["observation"][:, 0, 9, 5] > 0).all()
 
 
-def test_actions_are_those_that_do_something():
+def test_action_sets_contain_only_actions_with_an_effect():
     numbers = [GAMES[name](1).spec.action.n for name in sorted(GAMES)]
     assert numbers == [5, 3, 3, 6, 4]
     few, all_of_them = freeway.MinAtarFreeway(1), freeway.MinAtarFreeway(1, all_actions=True)
@@ -109,12 +109,12 @@ def test_a_ball_that_has_just_struck_flies_through_the_next_brick(struck, reward
     assert ball[breakout._BRICKS + 2] == (0 if reward else 1 << 5)
 
 
-def test_numbers_are_as_likely_as_they_should_be():
-    words = np.array([11, 12, 13, 14])
-    drawn = np.array([game.next_word(words) for _ in range(4000)], dtype=np.float64) / 2**32
+def test_random_numbers_have_the_right_frequencies():
+    numbers = np.array([11, 12, 13, 14])
+    drawn = np.array([game.next_word(numbers) for _ in range(4000)], dtype=np.float64) / 2**32
     assert 0 <= drawn.min() and drawn.max() < 1
     assert np.abs(np.histogram(drawn, 10, (0, 1))[0] - 400).max() < 80  # 4 standard deviations
-    counts = np.bincount([game.below(words, 3) for _ in range(3000)], minlength=3)
+    counts = np.bincount([game.below(numbers, 3) for _ in range(3000)], minlength=3)
     assert len(counts) == 3 and np.abs(counts - 1000).max() < 110
 
 
@@ -124,19 +124,19 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_plain_python_plays_the_same_games(name, monkeypatch):
+def test_plain_python_and_compiled_code_give_the_same_games(name, monkeypatch):
     draws = torch.Generator().manual_seed(248)  # of a long game of Seaquest
     actions = torch.randint(GAMES[name](1).spec.action.n, (150, 2), generator=draws)
 
     def play():
         game = GAMES[name](2)
         states = [game.reset(torch.tensor([3, 4]))["observation"]]
-        going = torch.arange(2)
+        live = torch.arange(2)
         for action in actions:
-            after = game.step(action[going], going)
+            after = game.step(action[live], live)
             states.append(after["observation"])
-            going = going[~after["terminated"]]
-            if not len(going):
+            live = live[~after["terminated"]]
+            if not len(live):
                 break
         return torch.cat(states)
 
@@ -161,10 +161,10 @@ def test_mistakes_are_refused():
     game.reset(torch.tensor([0]), torch.tensor([1]))
     with pytest.raises(RuntimeError, match=r"rows \[0\] have no running episode"):
         game.step(torch.tensor([0, 0]))
-    for call, words in (
+    for call, message in (
         (lambda: game.step(torch.tensor([5]), torch.tensor([1])), r"must be in 0 \.\. 4"),
         (lambda: asterix.MinAtarAsterix(1, sticky_actions=1.5), "=1.5 must be in 0..1"),
         (lambda: asterix.MinAtarAsterix(0), "num_envs=.* must be at least 1"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()

@@ -21,7 +21,7 @@ for kind in (MinAtarBreakout, MinAtarFreeway):
 """
 
 
-def test_each_game_has_loops_by_a_name_of_its_own():
+def test_each_game_has_loops_with_distinct_names():
     kinds = (breakout.MinAtarBreakout, freeway.MinAtarFreeway, space_invaders.MinAtarSpaceInvaders)
     loops = [loop.py_func for kind in kinds for loop in (kind.begin_rows, kind.step_rows)]
     assert len({loop.__qualname__ for loop in loops}) == len(loops)

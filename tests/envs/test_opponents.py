@@ -20,7 +20,7 @@ from raffia.envs.opponents import (
 
 
 def play(game, first, second, seed=0):
-    """All boards at once; +1, 0, -1 for who begins, [E]."""
+    """Plays all boards together; +1, 0, -1 for the first player, [E]."""
     generator = torch.Generator().manual_seed(seed)
     state = game.reset(torch.arange(game.num_envs))
     live, result = torch.arange(game.num_envs), torch.zeros(game.num_envs)
@@ -29,8 +29,8 @@ def play(game, first, second, seed=0):
         action = (first, second)[player].act(state, generator)
         state = game.step(action, live)
         result[live] += (1 - 2 * player) * state["reward"]
-        going = ~state["terminated"]
-        live, state = live[going], state[going]
+        unfinished = ~state["terminated"]
+        live, state = live[unfinished], state[unfinished]
     return result
 
 
@@ -46,7 +46,7 @@ def test_values_of_moves_worked_by_hand():
     values = move_values()
     assert values.shape == (3**9, 9)
     assert (values[0] == 0).all()
-    # X in a corner: the middle holds, all else loses
+    # X in a corner: the middle draws, all else loses
     answer = values[2 * 3**0]
     assert answer.tolist() == [ILLEGAL, -1, -1, -1, 0, -1, -1, -1, -1]
     # two in a row at 0, 1 against 3, 4: who is to move wins at 2; else the other wins at 5
@@ -56,7 +56,7 @@ def test_values_of_moves_worked_by_hand():
     assert int((values != ILLEGAL).any(-1).sum()) == 5478 - 958
 
 
-def test_draws_are_made_by_the_generator_alone():
+def test_moves_are_drawn_from_the_generator_alone():
     state = TicTacToe(400).reset(torch.arange(400))
     for opponent in (RandomOpponent(), PerfectTicTacToe()):
         assert opponent.act(state).tolist() == [0] * 400
@@ -120,7 +120,7 @@ def plain_win(stones: int) -> bool:
 
 @functools.cache
 def plain_value(own: int, other: int) -> int:
-    """1, 0 or -1 for who is to move, by looking at everything."""
+    """1, 0 or -1 for the player to move, by full search."""
     if plain_win(other):
         return -1
     moves = moves_of(own, other)
@@ -133,7 +133,7 @@ def moves_of(own: int, other: int) -> dict[int, int]:
 
 
 def late_positions(num: int, num_free: int, seed: int) -> list[tuple[int, int]]:
-    """Positions of random play with so many free cells, the game not over."""
+    """Positions from random play with `num_free` free cells, the game not over."""
     draw, found = random.Random(seed), []
     while len(found) < num:
         own = other = 0
@@ -162,19 +162,19 @@ def test_the_end_of_the_game_is_played_perfectly():
     assert values == {-1, 0, 1}
 
 
-def test_it_looks_ahead_as_far_as_it_is_told():
+def test_it_looks_ahead_to_the_given_depth():
     def scores_of(text, depth):
         return RuleConnect4(depth=depth, exact_below=0).scores(*to_bits(text))
 
     assert max(scores_of(["..xx..."], depth=1)) < connect4.WIN
     # a third stone beside two makes a row that is open at both ends
-    seen = scores_of(["..xx..."], depth=3)
-    assert max(seen) == connect4.WIN + 40 - 3
-    assert [column for column in range(7) if seen[column] > connect4.WIN] == [1, 4]
+    scores = scores_of(["..xx..."], depth=3)
+    assert max(scores) == connect4.WIN + 40 - 3
+    assert [column for column in range(7) if scores[column] > connect4.WIN] == [1, 4]
     assert max(scores_of(["..xx...", "..oo..."], depth=1)) < connect4.WIN
 
 
-def test_plain_python_gives_what_compiled_code_gives(monkeypatch):
+def test_plain_python_and_compiled_code_agree(monkeypatch):
     if not hasattr(connect4.negamax, "py_func"):
         pytest.skip("nothing is compiled here")
     positions = late_positions(4, 30, seed=5)
@@ -184,7 +184,7 @@ def test_plain_python_gives_what_compiled_code_gives(monkeypatch):
     assert [connect4.column_scores(own, other, 3) for own, other in positions] == compiled
 
 
-def test_rules_beat_chance_and_a_deeper_look_a_shallow_one():
+def test_rules_beat_random_play_and_a_deep_search_a_shallow_one():
     rule, chance = RuleConnect4(depth=2), RandomOpponent()
     assert (play(Connect4(20), rule, chance) > 0).float().mean() >= 0.9
     assert (play(Connect4(20), chance, rule) < 0).float().mean() >= 0.9

@@ -5,7 +5,7 @@ from raffia.envs.probe import PROBES, probe_values
 
 
 def best_return(kind, seed, discount, actions=()):
-    """What is seen after these actions, and what each action is worth then, by trying all."""
+    """The observation after these actions, and the value of each action there, by trying all."""
     env = kind()
     state = env.reset(seed)
     for action in actions:
@@ -25,7 +25,7 @@ def best_return(kind, seed, discount, actions=()):
 
 
 def all_states(kind, discount):
-    """observation -> the value of each action, of all states that seeds and actions lead to."""
+    """observation -> the value of each action, for all reachable states."""
     found = {}
     for seed in range(16):
         observation, values = best_return(kind, seed, discount)
@@ -39,7 +39,7 @@ def all_states(kind, discount):
 
 
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)
-def test_known_values_are_those_that_trying_everything_gives(kind):
+def test_known_values_equal_exhaustive_search(kind):
     known = probe_values(kind(), discount=0.8)
     tried = all_states(kind, discount=0.8)
     assert sorted(tried) == sorted(known.observation[:, 0].tolist())
@@ -48,7 +48,7 @@ def test_known_values_are_those_that_trying_everything_gives(kind):
         torch.testing.assert_close(known.value[i], known.action_value[i].max())
 
 
-def test_best_actions_are_told_where_they_matter():
+def test_best_actions_are_known_where_they_matter():
     best = {name: kind().known(0.9).best_action.tolist() for name, kind in PROBES.items()}
     assert best == {
         "probe/value": [-1],

@@ -23,7 +23,7 @@ def moving_dot(num=6, height=20, width=30):
 
 
 def read_gif(path):
-    """The frames as they are shown, and for how many ms each."""
+    """The displayed frames, and the duration of each in ms."""
     with Image.open(path) as film:
         frames, times = [], []
         for t in range(film.n_frames):
@@ -35,7 +35,7 @@ def read_gif(path):
 
 
 def read_mp4(path):
-    """The frames, and what ffmpeg says of the file."""
+    """The frames, and ffmpeg's description of the file."""
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="extra video is not installed")
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path)]
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
@@ -46,7 +46,7 @@ def read_mp4(path):
     return pixels.view(-1, height, width, 3), about
 
 
-def test_a_gif_comes_back(tmp_path):
+def test_a_gif_round_trip(tmp_path):
     frames, path = moving_dot(), tmp_path / "a.gif"
     assert save_video(frames, path, fps=20) == path
     read, times = read_gif(path)

@@ -1,4 +1,4 @@
-"""What makes environments here is importable in any process: raffia's own and Gymnasium's."""
+"""The environment factories here can be imported in any process: Raffia's and Gymnasium's."""
 
 import math
 import os
@@ -61,7 +61,7 @@ def actions_for(spec, num, generator):
 
 
 def play(one, other, num_steps, generator, then=lambda step: None):
-    """Both get the same seeds, actions and rows; both must say the same."""
+    """Both get the same seeds, actions and rows, and must give the same outputs."""
     num, seed = one.num_envs, one.num_envs
     assert same(one.reset(torch.arange(num)), other.reset(torch.arange(num)))
     for step in range(num_steps):
@@ -85,9 +85,9 @@ def test_the_same_bits_as_in_one_process(workers, make, num_workers):
 
 
 @pytest.mark.parametrize("make", [CARTPOLE, PENDULUM])
-def test_killed_workers_are_replaced_and_nothing_differs(workers, make):
-    told = []
-    batch = workers([make] * 5, 2, warn=told.append)
+def test_killed_workers_are_replaced_without_changing_any_output(workers, make):
+    warnings = []
+    batch = workers([make] * 5, 2, warn=warnings.append)
 
     def kill(step):
         if step % 7 == 3:
@@ -96,8 +96,8 @@ def test_killed_workers_are_replaced_and_nothing_differs(workers, make):
             process.join()
 
     play(batch, SerialBatch([make() for _ in range(5)]), 24, torch.Generator().manual_seed(1), kill)
-    assert batch.num_restarts == len(told) == 3
-    assert told[0] == (
+    assert batch.num_restarts == len(warnings) == 3
+    assert warnings[0] == (
         "worker 0 (rows 0..1) died, killed by SIGKILL; it is started again and replays its episodes"
     )
 
@@ -114,7 +114,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_step_is_replaced(workers):
     assert batch.num_restarts == 1
 
 
-def test_rows_that_have_ended_or_not_begun_are_so_after_a_restart(workers):
+def test_ended_and_unstarted_rows_are_still_so_after_a_restart(workers):
     batch = workers([PolicyProbe] * 3, 1)
     batch.reset(torch.tensor([0, 1]), torch.tensor([0, 1]))
     batch.step(torch.tensor([1]), torch.tensor([0]))
@@ -124,20 +124,20 @@ def test_rows_that_have_ended_or_not_begun_are_so_after_a_restart(workers):
         batch.step(torch.tensor([0, 0, 0]))
 
 
-def test_without_restarts_a_death_is_an_error_at_once_and_ends_the_batch(workers):
+def test_without_restarts_a_death_is_an_error_and_closes_the_batch(workers):
     batch = workers([CARTPOLE] * 3, 2, max_restarts=0)
     batch.reset(torch.arange(3))
     left = processes(batch)[0]
     os.kill(processes(batch)[1].pid, signal.SIGKILL)
     start = time.monotonic()
-    words = r"worker 1 \(rows 1..2\) died, killed by SIGKILL, 1 times"
-    with pytest.raises(WorkerError, match=words):
+    message = r"worker 1 \(rows 1..2\) died, killed by SIGKILL, 1 times"
+    with pytest.raises(WorkerError, match=message):
         batch.step(torch.tensor([0, 1, 0]))
     assert time.monotonic() - start < 1
     with pytest.raises(RuntimeError, match="closed; make a new one"):
         batch.reset(torch.arange(3))
     with pytest.raises(ValueError, match="process object is closed"):
-        left.is_alive()  # it was seen to leave
+        left.is_alive()  # its exit was noticed
 
 
 def test_an_exception_arrives_with_its_row_and_its_text(workers):
@@ -157,13 +157,13 @@ def test_an_exception_arrives_with_its_row_and_its_text(workers):
 NO_SUCH = partial(GymEnv, "NoSuchEnv-v0")
 
 
-def test_users_mistakes_are_answered_as_in_one_process(workers):
-    for numbers, words in (
+def test_users_mistakes_give_the_same_errors_as_in_one_process(workers):
+    for numbers, message in (
         ({"num_workers": 4}, r"num_workers=4 must be in 1..3"),
         ({"num_workers": 2, "max_restarts": -1}, "max_restarts=-1"),
         ({"num_workers": 1, "step_timeout_seconds": -1}, "=-1 must be at least 0"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             workers([CARTPOLE] * 3, **numbers)
     config = EnvConfig(id="CartPole-v1", num_envs=3, num_workers=2)
     batch = make_env(config)
@@ -191,7 +191,7 @@ def test_users_mistakes_are_answered_as_in_one_process(workers):
         ([CARTPOLE, PENDULUM], WorkerError, "must have equal specs"),
     ],
 )
-def test_envs_that_cannot_be_made_are_told(makes, kind, text):
+def test_envs_that_cannot_be_made_are_reported(makes, kind, text):
     with pytest.raises(kind, match=text):
         WorkerBatch(makes, 1)
 
@@ -238,8 +238,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_exit_silently_with_their_parent(tmp_path, signal_number):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     options = {"stdout": -1, "stderr": -1, "text": True, "start_new_session": True}
@@ -247,10 +247,10 @@ def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
         pids = [int(pid) for pid in script.stdout.readline().split()]
         assert len(pids) == 2 and {*pids} <= living().keys()
         # A terminal interrupts all.
-        (os.killpg if how == signal.SIGINT else os.kill)(script.pid, how)
-        _, told = script.communicate(timeout=30)
+        (os.killpg if signal_number == signal.SIGINT else os.kill)(script.pid, signal_number)
+        _, stderr = script.communicate(timeout=30)
     wait_for(lambda: are_gone(pids), 5)
-    assert told.count("Traceback") == (1 if how == signal.SIGINT else 0), told
+    assert stderr.count("Traceback") == (1 if signal_number == signal.SIGINT else 0), stderr
 
 
 @pytest.mark.slow
@@ -260,10 +260,10 @@ def test_a_worker_that_hangs_is_named_and_ends_the_call():
     batch.reset(torch.arange(3))
     stopped = processes(batch)[1].pid
     os.kill(stopped, signal.SIGSTOP)
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(WorkerError, match=rf"worker 1 \(rows 1..2, process {stopped}\) .* hangs"):
         batch.step(torch.tensor([0, 1, 0]))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
     with pytest.raises(RuntimeError, match="closed"):
         batch.step(torch.tensor([0, 1, 0]))
     with pytest.raises(ValueError, match="step_timeout_seconds=-1 must be at least 0"):
@@ -271,7 +271,7 @@ def test_a_worker_that_hangs_is_named_and_ends_the_call():
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_while_it_plays_once_more_is_named(workers):
+def test_a_worker_that_hangs_during_a_replay_is_named(workers):
     batch = workers([CARTPOLE] * 2, 1, step_timeout_seconds=0.5)
     batch.reset(torch.arange(2))
     batch.step(torch.tensor([0, 1]))
