@@ -59,14 +59,14 @@ class Regression:
             return error.square().mean(), {"error": error.abs(), "buffers": buffers}
 
         grads, (value, aux) = value_and_grad(loss, state["params"])
-        told = TensorDict(loss=value, priority=aux["error"], grad_norm=global_norm(grads))
-        told["of"] = TensorDict(largest=aux["error"].max())
-        return TensorDict(grads=grads, buffers=aux["buffers"]), told
+        metrics = TensorDict(loss=value, priority=aux["error"], grad_norm=global_norm(grads))
+        metrics["of"] = TensorDict(largest=aux["error"].max())
+        return TensorDict(grads=grads, buffers=aux["buffers"]), metrics
 
     def apply(self, state, update):
         rate = state["hyper", "learning_rate"]
-        given = state["params"], update["grads"], state["opt"]
-        params, opt = self.optimizer.update(*given, learning_rate=rate)
+        trees = state["params"], update["grads"], state["opt"]
+        params, opt = self.optimizer.update(*trees, learning_rate=rate)
         new = {"params": params, "opt": opt, "buffers": update["buffers"]}
         return TensorDict({**new, "hyper": state["hyper"], "step": state["step"] + 1})
 

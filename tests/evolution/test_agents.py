@@ -1,4 +1,4 @@
-"""Lists of agents, selected and mutated by the names that users of AgileRL know."""
+"""Lists of agents, selected and mutated through AgileRL's names."""
 
 import copy
 
@@ -32,8 +32,8 @@ KINDS = ("no_mutation", "architecture", "parameters", "activation", "rl_hp")
 def data():
     points, letters = [], [TOKENIZER.token_to_id(letter) for letter in "abcde"]
     for i in range(10):
-        said = [letters[i % 5], letters[(i + 1) % 5], END]
-        tokens = [TOKENIZER.bos_token_id, letters[i % 4], TOKENIZER.eos_token_id, *said]
+        reply = [letters[i % 5], letters[(i + 1) % 5], END]
+        tokens = [TOKENIZER.bos_token_id, letters[i % 4], TOKENIZER.eos_token_id, *reply]
         rewards = [0.0, 0.0, float(i % 5 == 0)]
         points.append(DataPoint.from_tokens(tokens, [2, 3, 4], rewards, end_of_action=END))
     vocabulary = Vocabulary(TOKENIZER.num_tokens, pad_token_id=TOKENIZER.pad_token_id)
@@ -77,7 +77,7 @@ def same(first, second):
     return all(torch.equal(first[0][name], second[0][name]) for name in first[0])
 
 
-def said_of(agent):
+def outputs_of(agent):
     tokens = torch.tensor([[1, 5, 6, 2, 7], [1, 6, 6, 2, 8]])
     state, action = torch.tensor([[1, 2, 3]] * 2), torch.tensor([[1, 2]] * 2)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def evolved(seed=0):
     population = [agent_of(i) for i in range(3)]
     tournament = TournamentSelection(2, True, 3, eval_loop=2, rand_seed=seed)
     options = {"mutate_elite": False, "rand_seed": seed, "hyper_ranges": RANGES}
-    changes, told = Mutations(0.2, 0.3, 0.5, 0.3, 0, 0.4, **options), []
+    changes, records = Mutations(0.2, 0.3, 0.5, 0.3, 0, 0.4, **options), []
     for _ in range(3):
         for agent in population:
             for _ in range(3):
@@ -102,20 +102,20 @@ def evolved(seed=0):
         assert same(all_of(elite), before[elite.index])
         assert same(all_of(population[0]), before[elite.index])
         assert population[0].index == elite.index and population[0] is not elite
-        told.append([(a.index, a.mutation, a.fitness, a.lr, a.batch_size) for a in population])
+        records.append([(a.index, a.mutation, a.fitness, a.lr, a.batch_size) for a in population])
     for agent in population:
         agent.learn()
-    return population, told, tournament.lineage
+    return population, records, tournament.lineage
 
 
 @pytest.mark.slow
-def test_three_generations_are_repeated_by_their_seed():
-    first, told, lineage = evolved()
-    again, told_again, lineage_again = evolved()
-    assert told == told_again and lineage == lineage_again
+def test_a_seed_repeats_three_generations():
+    first, records, lineage = evolved()
+    again, records_again, lineage_again = evolved()
+    assert records == records_again and lineage == lineage_again
     assert all(same(all_of(one), all_of(other)) for one, other in zip(first, again, strict=True))
-    assert len({(row[1] or "none").partition(":")[0] for rows in told for row in rows}) > 2
-    for index in lineage:  # each goes back to one that was there from the start
+    assert len({(row[1] or "none").partition(":")[0] for rows in records for row in rows}) > 2
+    for index in lineage:  # each descends from one of the first population
         while index in lineage:
             assert lineage[index] < index
             index = lineage[index]
@@ -132,7 +132,7 @@ class Light:
         return Light(self.index if index is None else index, list(self.fitness))
 
 
-def test_draws_come_of_the_seed_and_the_number_of_the_call_alone():
+def test_draws_depend_only_on_the_seed_and_the_number_of_the_call():
     population = [Light(i, [float(i)]) for i in range(4)]
     before = torch.random.get_rng_state()
 
@@ -158,8 +158,8 @@ def test_draws_come_of_the_seed_and_the_number_of_the_call_alone():
     ("kind", "net"),
     [("no_mutation", {}), ("architecture", SEPARATE), ("parameters", {}), ("rl_hp", SEPARATE)],
 )
-def test_tournament_and_mutations_work_on_ilql_and_it_is_cloned_after_them(kind, net, tmp_path):
-    """There both raise; a clone has no optimiser's state, and fails after a mutation."""
+def test_ilql_agents_are_selected_mutated_and_cloned(kind, net, tmp_path):
+    """In AgileRL both raise; a clone has no optimiser state, and fails after a mutation."""
     _, population = TournamentSelection(2, True, 3, rand_seed=0).select(population_of(net=net))
     for number in range(2):
         population = mutations(kind, seed=number).mutation(population)
@@ -184,18 +184,18 @@ def test_tournament_and_mutations_work_on_ilql_and_it_is_cloned_after_them(kind,
     [({}, 1.0), (SEPARATE, 0.0), ({"positions": "rotary", "bias": False}, 1.0)]
     + [({"positions": "rotary", "bias": False}, 0.0), ({"dropout": 0.3}, 1.0)],
 )
-def test_what_an_agent_computes_stays_when_its_networks_grow(net, prob):
-    """There the output layer comes apart from the embeddings, and the logits jump."""
-    name, was_there = ("n_layer", 2) if prob else ("dim_feedfwd", 32)
+def test_growing_a_network_keeps_the_outputs_of_an_agent(net, prob):
+    """In AgileRL the output layer is no longer tied to the embeddings, and the logits jump."""
+    name, old_size = ("n_layer", 2) if prob else ("dim_feedfwd", 32)
     for seed in range(4):
         agent = agent_of(net=net)
         agent.learn()
-        before, old = said_of(agent), copy.deepcopy(agent)
+        before, old = outputs_of(agent), copy.deepcopy(agent)
         mutations("architecture", seed, new_layer_prob=prob).mutation([agent])
-        if agent.net_config[name] < was_there:
+        if agent.net_config[name] < old_size:
             continue
-        assert agent.net_config[name] > was_there
-        for mine, was in zip(said_of(agent), before, strict=True):
+        assert agent.net_config[name] > old_size
+        for mine, was in zip(outputs_of(agent), before, strict=True):
             torch.testing.assert_close(mine, was, rtol=0, atol=0.0 if prob else 1e-6)
         check_moments(agent.opt, old.opt)
         check_grown(agent)
@@ -204,18 +204,18 @@ def test_what_an_agent_computes_stays_when_its_networks_grow(net, prob):
 
 
 def check_moments(opt, old):
-    """Those of what was are kept, those of what is new are 0."""
+    """Moments of old weights are kept, those of new weights are 0."""
     for key, now in opt.items(True, True):
         was = old.get(key, None)
         if was is None or was.shape != now.shape:
-            kept = 0 if was is None else was.abs().sum()
-            torch.testing.assert_close(now.abs().sum(), torch.as_tensor(kept, dtype=now.dtype))
+            total = 0 if was is None else was.abs().sum()
+            torch.testing.assert_close(now.abs().sum(), torch.as_tensor(total, dtype=now.dtype))
         else:
             assert torch.equal(now, was)
 
 
 def check_grown(agent):
-    """What is new learns, all of it, and its slow copy follows."""
+    """All new weights learn, and so does the target network."""
     before = all_of(agent)[0]
     for _ in range(3):
         agent.learn()
@@ -231,7 +231,7 @@ def check_grown(agent):
 
 
 def test_removal_stops_at_the_last_layer_and_node_and_within_bounds():
-    """There a network without nodes is reached."""
+    """In AgileRL a network without nodes is reached."""
     draw = torch.Generator().manual_seed(0)
     agent = agent_of(net={"n_layer": 3, "min_layers": 2, "max_layers": 4, "dim_feedfwd": 6})
     layers, nodes = set(), set()
@@ -246,7 +246,7 @@ def test_removal_stops_at_the_last_layer_and_node_and_within_bounds():
     assert fixed.reshape(1.0, (5,), draw) == "2 -> 2 layers" and same(all_of(fixed), before)
 
 
-def test_the_layers_that_stay_are_those_that_were():
+def test_removing_a_layer_keeps_the_other_layers_and_their_moments():
     draw, agent = torch.Generator().manual_seed(0), agent_of(net={"n_layer": 3, "max_layers": 3})
     agent.learn()
 
@@ -265,7 +265,7 @@ def test_the_layers_that_stay_are_those_that_were():
     assert found == sorted(found) and [block.layer for block in agent.model.trunk.h] == [0, 1]
 
 
-def test_hyper_parameters_are_set_and_whole_numbers_stay_whole():
+def test_mutated_hyper_parameters_are_set_and_integers_stay_integers():
     population = population_of()
     before = [copy.deepcopy(agent) for agent in population]
     for seed in range(6):
@@ -281,7 +281,7 @@ def test_hyper_parameters_are_set_and_whole_numbers_stay_whole():
 
 
 @pytest.mark.parametrize("kind", ["architecture", "parameters", "rl_hp"])
-def test_torchs_own_generator_stays_and_a_seed_of_the_system_can_be_repeated(kind):
+def test_torchs_global_generator_is_untouched_and_a_drawn_seed_can_be_repeated(kind):
     first, second = agent_of(), agent_of()
     before = torch.random.get_rng_state()
     drawn = mutations(kind, None)
@@ -291,7 +291,7 @@ def test_torchs_own_generator_stays_and_a_seed_of_the_system_can_be_repeated(kin
     assert same(all_of(first), all_of(second)) and first.mutation == second.mutation
 
 
-def test_the_elite_is_spared_and_others_do_not_hang_on_it():
+def test_sparing_the_elite_does_not_change_the_other_members():
     changed = [mutations("rl_hp", mutate_elite=elite).mutation(population_of()) for elite in (0, 1)]
     assert changed[0][0].mutation is None and changed[1][0].mutation is not None
     for spared, other in zip(changed[0][1:], changed[1][1:], strict=True):
@@ -299,7 +299,7 @@ def test_the_elite_is_spared_and_others_do_not_hang_on_it():
 
 
 class Fitting:
-    """A network of the kind that changes as masks; one of the least agents that there can be."""
+    """A minimal agent, with a network whose form changes by masks."""
 
     hyper_names = ("rate",)
 
@@ -347,13 +347,13 @@ def with_lora():
         (lambda: Mutations(0, 0, 0, 0, 0, 0), "all probabilities are 0"),
     ],
 )
-def test_what_can_not_be_is_refused(call, words):
+def test_invalid_calls_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
 
 
 @pytest.mark.parametrize("kind", ["activation", "architecture", "parameters"])
-def test_any_agent_that_gives_and_takes_its_state_is_mutated(kind):
+def test_any_agent_with_state_and_load_state_is_mutated(kind):
     population = [Fitting(i) for i in range(3)]
     _, population = TournamentSelection(2, True, 3, rand_seed=0).select(population)
     x, changed = torch.ones(5, 3), []
@@ -381,7 +381,7 @@ def selected(*agents, size=3, **options):
         assert tournament.number == 0 and not tournament.lineage
 
 
-def test_ranges_that_do_not_fit_are_refused_before_anything_changes():
+def test_invalid_ranges_are_refused_before_anything_changes():
     population = population_of()
     before = [all_of(agent) for agent in population]
     for ranges, words in (

@@ -1,4 +1,4 @@
-"""Generations: who comes from whom, what is kept, what a resume repeats, and that it helps."""
+"""Generations: parents, members, what is saved, what a resume repeats, and that evolution helps."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def draws(seed=0):
 
 
 def state_of(size):
-    """Members that can be told apart."""
+    """Members that differ from each other."""
     tau = torch.linspace(0.2, 0.8, size)
     params = TensorDict(w=torch.arange(size * 6.0).view(size, 2, 3), batch_size=[size])
     hyper = TensorDict(tau=tau, batch_size=[size])
@@ -38,92 +38,92 @@ def fitness_of(size, number):
 
 
 def run(evolution, times, first=0):
-    state, born = state_of(evolution.size), []
+    state, reports = state_of(evolution.size), []
     for number in range(first, first + times):
         evolution.record(fitness_of(evolution.size, number))
         state, generation = evolution.step(state, draws(number))
-        born.append(generation)
-    return state, born
+        reports.append(generation)
+    return state, reports
 
 
 @pytest.mark.parametrize("method", ["tournament", "truncation"])
 @pytest.mark.parametrize("elitism", [False, True])
-def test_a_copy_has_a_number_that_no_other_ever_had(method, elitism):
+def test_a_copy_gets_a_member_number_that_was_never_used(method, elitism):
     selection = SelectionConfig(method=method, elitism=elitism)
     evolution = Evolution(6, selection, HYPER)
-    _, born = run(evolution, 12)
+    _, reports = run(evolution, 12)
     members, ever = list(range(6)), set(range(6))
-    for number, generation in enumerate(born, 1):
+    for number, generation in enumerate(reports, 1):
         assert generation.number == number
         assert len(set(generation.members)) == 6
         assert generation.parent_members == [members[p] for p in generation.parents]
-        for parent in set(generation.parents):  # one goes on as itself, the others are new
+        for parent in set(generation.parents):  # one keeps its number, the others are new
             heirs = [m for p, m in zip(generation.parents, generation.members, strict=True)
                      if p == parent]  # fmt: skip
             assert heirs.count(members[parent]) == 1
             new = set(heirs) - {members[parent]}
             assert not new & ever
             ever |= new
-        gone = set(range(6)) - set(generation.parents)
-        assert not {members[place] for place in gone} & set(generation.members)
+        dropped = set(range(6)) - set(generation.parents)
+        assert not {members[slot] for slot in dropped} & set(generation.members)
         members = generation.members
     assert ever == set(range(max(ever) + 1))  # and none was left out
 
 
-def test_the_elite_goes_on_as_itself_and_unchanged():
+def test_the_elite_keeps_its_number_and_is_not_mutated():
     for method in ("tournament", "truncation"):
         for seed in range(8):
             evolution = Evolution(4, SelectionConfig(method=method), ALWAYS)
             state = state_of(4)
             evolution.record([0.0, 1.0, 5.0, 2.0])
-            after, born = evolution.step(state, draws(seed))
-            place = born.members.index(2)
-            assert place == (0 if method == "tournament" else 2)
-            assert born.kinds[place] == "none" and born.kinds.count("none") == 1
-            assert after[place]["hyper", "tau"] == state[2]["hyper", "tau"]
-            assert method == "tournament" or 0 not in born.parents  # the worst gives way
-            assert after["params", "w"].equal(state["params", "w"][born.parents])
+            after, report = evolution.step(state, draws(seed))
+            slot = report.members.index(2)
+            assert slot == (0 if method == "tournament" else 2)
+            assert report.kinds[slot] == "none" and report.kinds.count("none") == 1
+            assert after[slot]["hyper", "tau"] == state[2]["hyper", "tau"]
+            assert method == "tournament" or 0 not in report.parents  # the worst gives way
+            assert after["params", "w"].equal(state["params", "w"][report.parents])
             after["params", "w"].zero_()
             assert state["params", "w"].equal(state_of(4)["params", "w"])
     changes = Evolution(4, SelectionConfig(), replace(ALWAYS, mutate_elite=True))
     changes.record([0.0, 1.0, 5.0, 2.0])
-    _, born = changes.step(state_of(4), draws())
-    assert born.members[0] == 2 and born.kinds == ["hyper"] * 4
+    _, report = changes.step(state_of(4), draws())
+    assert report.members[0] == 2 and report.kinds == ["hyper"] * 4
 
 
-def test_what_is_told_of_a_generation():
+def test_the_row_of_a_generation():
     evolution = Evolution(3, SelectionConfig(), HYPER)
     evolution.record([1.0, math.nan, 3.0])
-    state, born = evolution.step(state_of(3), draws(4))
-    row = json.loads(json.dumps(born.as_row(), allow_nan=False))
+    state, report = evolution.step(state_of(3), draws(4))
+    row = json.loads(json.dumps(report.as_row(), allow_nan=False))
     assert row.pop("generation") == 1 and row.pop("fitness") == [1.0, None, 3.0]
-    assert born.fitness == [1.0, -math.inf, 3.0]
+    assert report.fitness == [1.0, -math.inf, 3.0]
     assert row["hyper"] == {"tau": pytest.approx(state["hyper", "tau"].tolist())}
     assert set(row) == {"parents", "members", "parent_members", "kinds", "changes", "hyper"}
-    for place, kind in enumerate(row["kinds"]):
-        parent = row["parents"][place]
-        before, now = state_of(3)["hyper", "tau"][parent].item(), row["hyper"]["tau"][place]
-        told = f"tau {before:g} -> {now:g}" if kind == "hyper" else ""
-        assert row["changes"][place] == told and (before != now) == (kind == "hyper")
+    for slot, kind in enumerate(row["kinds"]):
+        parent = row["parents"][slot]
+        before, now = state_of(3)["hyper", "tau"][parent].item(), row["hyper"]["tau"][slot]
+        change = f"tau {before:g} -> {now:g}" if kind == "hyper" else ""
+        assert row["changes"][slot] == change and (before != now) == (kind == "hyper")
 
 
-def test_fitness_is_the_mean_of_the_last_evaluations_and_goes_along_with_a_copy():
+def test_fitness_is_the_mean_of_the_last_evaluations_and_copies_inherit_it():
     evolution = Evolution(3, SelectionConfig(eval_loop=2, tournament_size=3), NOTHING)
     for fitness in ([100.0, 0.0, 0.0], [0.0, 4.0, 2.0], last := [1.0, 2.0, 6.0]):
         evolution.record(fitness)
-    _, born = evolution.step(state_of(3), draws(2))
-    assert born.fitness == [0.5, 3.0, 4.0] and born.parents[0] == 2
+    _, first = evolution.step(state_of(3), draws(2))
+    assert first.fitness == [0.5, 3.0, 4.0] and first.parents[0] == 2
     evolution.record([8.0, 0.0, 0.0])
     _, after = evolution.step(state_of(3), draws(2))
-    both = zip(born.parents, [8.0, 0.0, 0.0], strict=True)
+    both = zip(first.parents, [8.0, 0.0, 0.0], strict=True)
     assert after.fitness == [(last[parent] + new) / 2 for parent, new in both]
 
 
 @pytest.mark.parametrize(("eval_loop", "worst"), [(1, math.nan), (3, math.inf), (3, -math.inf)])
-def test_a_resumed_evolution_repeats_what_it_would_have_done(eval_loop, worst):
+def test_a_resumed_evolution_continues_with_the_same_generations(eval_loop, worst):
     selection = SelectionConfig(eval_loop=eval_loop)
 
-    def go(evolution, state, times):
+    def run(evolution, state, times):
         found = []
         for number in times:
             fitness = fitness_of(5, number)
@@ -131,22 +131,22 @@ def test_a_resumed_evolution_repeats_what_it_would_have_done(eval_loop, worst):
             evolution.record(fitness)
             if number % 2:
                 draw = generator_for(7, "generation", evolution.number)
-                state, born = evolution.step(state, draw)
-                found.append(born)
+                state, generation = evolution.step(state, draw)
+                found.append(generation)
         return state, found
 
-    whole, told = go(Evolution(5, selection, HYPER), state_of(5), range(10))
+    uninterrupted, expected = run(Evolution(5, selection, HYPER), state_of(5), range(10))
     first, second = (Evolution(5, selection, HYPER) for _ in range(2))
-    halfway, before = go(first, state_of(5), range(5))  # told after the last generation
-    kept = json.dumps(first.state(), allow_nan=False)
-    first.record([0.0] * 5)  # what was kept is no part of who kept it
-    second.load_state(json.loads(kept))
-    end, after = go(second, halfway, range(5, 10))
-    assert before + after == told
-    assert (end == whole).all()
+    halfway, before = run(first, state_of(5), range(5))  # recorded after the last generation
+    saved = json.dumps(first.state(), allow_nan=False)
+    first.record([0.0] * 5)  # the saved state is a copy
+    second.load_state(json.loads(saved))
+    end, after = run(second, halfway, range(5, 10))
+    assert before + after == expected
+    assert (end == uninterrupted).all()
 
 
-def test_one_alone_and_what_can_not_be():
+def test_a_population_of_one_and_invalid_calls():
     def of(size, **options):
         return Evolution(size, SelectionConfig(**options), NOTHING)
 
@@ -164,13 +164,13 @@ def test_one_alone_and_what_can_not_be():
         selection = SelectionConfig(method=method, tournament_size=1, elitism=False)
         evolution = Evolution(1, selection, ALWAYS)
         evolution.record([1.0])
-        state, born = evolution.step(state_of(1), draws())
-        assert born.members == [0] and born.kinds == ["hyper"]
+        state, report = evolution.step(state_of(1), draws())
+        assert report.members == [0] and report.kinds == ["hyper"]
         assert state["hyper", "tau"] != state_of(1)["hyper", "tau"]
 
 
 class Waves(Regression):
-    """A learner that fits sines by a network that can change its form."""
+    """A learner that fits sines by an evolvable network."""
 
     def __init__(self):
         network = EvolvableMLP(1, 1, width=8, num_nodes=4, max_nodes=16, max_layers=3)
@@ -197,7 +197,7 @@ def waves(seed, size=64):
 def losses_of(mutations, seed=0, generations=12, updates=10):
     learner = Population(Waves(), 8)
     evolution = Evolution(8, SelectionConfig(), mutations) if mutations else None
-    state, best, born = learner.init(seed), [], []
+    state, best, reports = learner.init(seed), [], []
     for number in range(generations):
         for update in range(updates):
             batch = waves(1000 * number + update)
@@ -207,12 +207,12 @@ def losses_of(mutations, seed=0, generations=12, updates=10):
         if evolution:
             evolution.record(-loss)
             state, generation = evolution.step(state, generator_for(seed, "evolve", number))
-            born.append(generation)
-    return best, born
+            reports.append(generation)
+    return best, reports
 
 
 @pytest.mark.slow
-def test_evolution_mends_a_learning_rate_100_times_too_low():
+def test_evolution_corrects_a_learning_rate_100_times_too_low():
     mutations = MutationConfig(
         no_mutation=0.1,
         hyper=1.0,
@@ -222,8 +222,8 @@ def test_evolution_mends_a_learning_rate_100_times_too_low():
         nodes=(2, 4),
     )
     alone, _ = losses_of(None)
-    evolved, born = losses_of(mutations)
+    evolved, reports = losses_of(mutations)
     assert evolved[-1] < 0.3 * alone[-1]
-    assert max(born[-1].hyper["learning_rate"]) > 10 * 1e-4
-    kinds = {kind for generation in born for kind in generation.kinds}
+    assert max(reports[-1].hyper["learning_rate"]) > 10 * 1e-4
+    kinds = {kind for generation in reports for kind in generation.kinds}
     assert kinds == {"none", "hyper", "activation", "architecture"}

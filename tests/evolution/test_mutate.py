@@ -1,4 +1,4 @@
-"""What becomes of a member: each kind of change, and what stays as it was."""
+"""Mutations of a member: each kind, and what it leaves unchanged."""
 
 import math
 
@@ -32,7 +32,7 @@ def network_of(**options):
 
 
 def member_of(seed, num_layers=1, paths=(FIRST, SECOND), optimizer=None, **options):
-    """Networks at these places, each of its own; the optimiser has seen noise."""
+    """Separate networks under these paths; the optimiser has made steps on noise."""
     torch.manual_seed(seed)
     params, buffers = TensorDict(), TensorDict()
     for path in paths:
@@ -59,7 +59,7 @@ def population(**options):
 
 
 def outputs(state, x, path=FIRST, of=()):
-    """Of the networks of all members, as one program."""
+    """Outputs of the networks of all members, as one program."""
     network = network_of()
 
     def one(params, buffers):
@@ -77,7 +77,7 @@ def leaves(tree):
 
 
 def changed(before, after):
-    """The keys of leaves that differ, with where they do."""
+    """The keys of leaves that differ, with masks of the different elements."""
     new = leaves(after)
     assert new.keys() == leaves(before).keys()
     found = {key: new[key] != leaf for key, leaf in leaves(before).items()}
@@ -100,7 +100,7 @@ ALL = MutationConfig(
 
 
 def alone(**trees):
-    """A population of which only this is known."""
+    """A population whose state has only these trees."""
     (size,) = {len(leaf) for tree in trees.values() for leaf in tree.values()}
     return TensorDict({name: TensorDict(tree, [size]) for name, tree in trees.items()}, [size])
 
@@ -108,9 +108,9 @@ def alone(**trees):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_pure_function_of_state_and_draws(seed):
     state = population()
-    kept = state.clone()
+    before = state.clone()
     after, changes = mutate(state, ALL, draws(seed))
-    assert_same(state, kept)
+    assert_same(state, before)
     again, same = mutate(state, ALL, draws(seed))
     assert_same(after, again)
     assert changes == same and len(changes) == P
@@ -119,11 +119,11 @@ def test_a_pure_function_of_state_and_draws(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_spared_and_the_unmutated_stay_bit_for_bit(seed):
+def test_spared_and_unmutated_members_stay_bit_for_bit(seed):
     state = population()
     free, changes = mutate(state, ALL, draws(seed))
-    after, told = mutate(state, ALL, draws(seed), spared=(1, 3))
-    for i, (change, without) in enumerate(zip(told, changes, strict=True)):
+    after, reports = mutate(state, ALL, draws(seed), spared=(1, 3))
+    for i, (change, without) in enumerate(zip(reports, changes, strict=True)):
         if i in (1, 3):
             assert change.kind == "none" and change.what == ""
         if change.kind == "none":
@@ -135,19 +135,19 @@ def test_the_spared_and_the_unmutated_stay_bit_for_bit(seed):
             assert_same(after[0], free[0])
 
 
-def test_kinds_come_as_often_as_their_probabilities_say():
+def test_kinds_are_drawn_with_their_probabilities():
     size = 4000
     state = alone(params={"w": torch.ones(size, 2, 2)}, hyper={"tau": torch.full((size,), 0.7)})
     ranges = {"tau": RANGES["tau"]}
     config = MutationConfig(no_mutation=1.0, hyper=2.0, parameters=0.5, hyper_ranges=ranges)
     kinds = [change.kind for change in mutate(state, config, draws())[1]]
-    for kind, share in (("none", 1 / 3.5), ("hyper", 2 / 3.5), ("parameters", 0.5 / 3.5)):
-        assert kinds.count(kind) / size == pytest.approx(share, abs=0.04), kind
+    for kind, probability in (("none", 1 / 3.5), ("hyper", 2 / 3.5), ("parameters", 0.5 / 3.5)):
+        assert kinds.count(kind) / size == pytest.approx(probability, abs=0.04), kind
     assert set(kinds) == set(config.kinds)
 
 
 def steps_of(span, start, times=300, dtype=torch.float32, seed=0):
-    """The numbers that one has in turn."""
+    """The successive values of one hyper-parameter."""
     state = alone(hyper={"tau": torch.tensor([start], dtype=dtype)})
     config, draw = only("hyper", hyper_ranges={"tau": span}), draws(seed)
     found = [start]
@@ -157,8 +157,8 @@ def steps_of(span, start, times=300, dtype=torch.float32, seed=0):
     return found
 
 
-def test_a_step_is_by_one_of_two_factors_and_only_of_one_number():
-    state, seen = population(), set()
+def test_a_step_changes_one_hyper_parameter_by_one_of_two_factors():
+    state, mutated = population(), set()
     for seed in range(1, 12):
         after, changes = mutate(state, only("hyper", hyper_ranges=RANGES), draws(seed))
         for i, change in enumerate(changes):
@@ -169,8 +169,8 @@ def test_a_step_is_by_one_of_two_factors_and_only_of_one_number():
                 assert any(now / before == pytest.approx(by, rel=1e-5) for by in (1.2, 0.8))
             else:
                 assert now in (19, 13)
-            seen.add(key)
-    assert seen == {("hyper", name) for name in RANGES}
+            mutated.add(key)
+    assert mutated == {("hyper", name) for name in RANGES}
 
 
 def moves(found):
@@ -179,7 +179,7 @@ def moves(found):
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("low, high, start", [(0.5, 0.95, 0.7), (1e-5, 1e-2, 1e-3), (3.0, 4.0, 3)])
-def test_steps_stay_within_the_range_and_turn_back_at_its_ends(log, low, high, start):
+def test_steps_stay_within_the_range_and_reverse_at_its_ends(log, low, high, start):
     found = steps_of(HyperRange(low, high, grow=2, shrink=0.5, log=log), start, times=800)
     assert all(low * (1 - 1e-6) <= number <= high * (1 + 1e-6) for number in found)
     assert min(found) < low * 1.1 and max(found) > high * 0.9 and moves(found)
@@ -194,25 +194,25 @@ def test_steps_stay_within_the_range_and_turn_back_at_its_ends(log, low, high, s
 @pytest.mark.parametrize("log", [False, True])
 def test_resampled_from_the_whole_range(log):
     found = torch.tensor(steps_of(HyperRange(1e-4, 1.0, log=log, resample=1.0), 0.5, times=600)[1:])
-    share = (found.log10() / 4 + 1) if log else (found - 1e-4) / (1 - 1e-4)
-    assert share.min() >= -1e-6 and share.max() <= 1 + 1e-6
+    fraction = (found.log10() / 4 + 1) if log else (found - 1e-4) / (1 - 1e-4)
+    assert fraction.min() >= -1e-6 and fraction.max() <= 1 + 1e-6
     for at in (0.25, 0.5, 0.75):
-        assert (share < at).float().mean() == pytest.approx(at, abs=0.1)
+        assert (fraction < at).float().mean() == pytest.approx(at, abs=0.1)
     few = torch.tensor(steps_of(HyperRange(1e-4, 1.0, resample=0.2), 0.5, times=600))
     by = few[1:] / few[:-1]
     steps = ((by - 1.2).abs() < 1e-4) | ((by - 0.8).abs() < 1e-4) | (few[1:] == 1)
     assert (~steps).float().mean() == pytest.approx(0.2, abs=0.08)
 
 
-def test_noise_changes_a_share_of_the_weights_of_some_tensors():
-    """Also of weights that lie otherwise in memory, as `torch.vmap` leaves them."""
+def test_noise_changes_a_fraction_of_the_weights_of_some_tensors():
+    """Also for weights with other strides, as `torch.vmap` leaves them."""
     size, draw = 4, draws(7)
     shapes = {"a": (50, 40), "b": (30, 20, 5), "bias": (100,)}
     weights = {n: torch.randn(size, *s, generator=draw) for n, s in shapes.items()}
     weights["a"] = weights["a"].movedim(0, 1).contiguous().movedim(1, 0)
     weights["b"] = weights["b"].contiguous(memory_format=torch.channels_last)
     state, picked = alone(params=weights, opt=weights), []
-    kept = state.clone()
+    before = state.clone()
     for seed in range(20):
         config = only("parameters", mutated_fraction=0.1, strong_fraction=0.0, reset_fraction=0.0)
         after, changes = mutate(state, config, draws(seed), spared=(2,))
@@ -222,10 +222,10 @@ def test_noise_changes_a_share_of_the_weights_of_some_tensors():
             counts = [int(at[i].sum()) for at in where.values()]
             sizes = [round(0.1 * at[i].numel()) for at in where.values()]
             picked.append(sum(map(bool, counts)))
-            assert all(n in (0, share) for n, share in zip(counts, sizes, strict=True))
+            assert all(n in (0, count) for n, count in zip(counts, sizes, strict=True))
             assert changes[i].what == f"{sum(counts)} weights of {picked[-1]} tensors"
     assert set(picked) == {1, 2}
-    assert_same(state, kept)
+    assert_same(state, before)
 
 
 def noise_of(**options):
@@ -237,14 +237,14 @@ def noise_of(**options):
     return weight.flatten(), after["params", "w"].flatten()
 
 
-def test_noise_is_relative_to_the_weight_a_few_get_much_more_and_a_few_are_drawn_anew():
+def test_noise_is_relative_to_the_weight_and_some_weights_get_more_or_are_redrawn():
     before, after = noise_of(mutation_sd=0.3)
     relative = (after - before) / before
     assert relative.std() == pytest.approx(0.3, rel=0.05) and relative.mean().abs() < 0.01
     assert torch.corrcoef(torch.stack([relative.abs(), before.abs()]))[0, 1].abs() < 0.03
     before, after = noise_of(mutation_sd=0.01, strong_fraction=0.2)
     relative = ((after - before) / before).abs()
-    # beyond 5 of the weaker noise: those of ten times it, that lie beyond a half of theirs
+    # beyond 5 sd of the weak noise: only the strong one, ten times as large, beyond half its sd
     assert (relative > 0.05).float().mean() == pytest.approx(0.2 * 0.617, abs=0.01)
     before, after = noise_of(mutation_sd=0.0, strong_fraction=0.3, reset_fraction=0.25)
     again = after != before
@@ -256,7 +256,7 @@ def test_noise_is_relative_to_the_weight_a_few_get_much_more_and_a_few_are_drawn
 
 
 def test_another_activation():
-    state, seen = population(activation="gelu"), set()
+    state, drawn = population(activation="gelu"), set()
     x = torch.randn(7, X, generator=draws())
     for seed in range(12):
         after, changes = mutate(state, only("activation"), draws(seed), spared=(0,))
@@ -265,9 +265,9 @@ def test_another_activation():
             path, now = key[1:-1], NAMES[int(after[i][key])]
             assert key == ("buffers", *path, "activation") and path in (FIRST, SECOND)
             assert changes[i].what == f"{'.'.join(path)}: gelu -> {now}"
-            seen.add(now)
+            drawn.add(now)
             assert not outputs(after, x, path)[i].equal(outputs(state, x, path)[i])
-    assert len(seen) == len(NAMES) - 1
+    assert len(drawn) == len(NAMES) - 1
 
 
 def grown(config, seeds=range(40), state=None, **options):
@@ -287,7 +287,7 @@ GROWTH = {
 
 
 @pytest.mark.parametrize("what", list(GROWTH))
-def test_what_grows_computes_what_it_did(what):
+def test_growing_keeps_the_outputs(what):
     x = torch.randn(7, X, generator=draws())
     close = {"rtol": 1e-5, "atol": 1e-6}
     count = 0
@@ -300,7 +300,7 @@ def test_what_grows_computes_what_it_did(what):
             assert outputs(after, x, at, ("target",))[i].equal(old)
         count += 1
     assert count > 10
-    # And a slow copy that is run with the buffers of what it follows.
+    # And a target network that is run with the buffers of the online network.
     shared = population(num_layers=2)
     shared["target"] = shared["params"].apply(torch.randn_like)
     for _, after, i, _ in grown(GROWTH[what], range(4), shared):
@@ -311,7 +311,7 @@ def test_what_grows_computes_what_it_did(what):
 
 @pytest.mark.parametrize("what", list(GROWTH))
 @pytest.mark.parametrize("optimizer", [adamw(), sgd()])
-def test_only_the_moments_of_what_is_new_are_zero(what, optimizer):
+def test_only_the_moments_of_new_weights_are_zero(what, optimizer):
     count = 0
     for state, after, i, path in grown(GROWTH[what], optimizer=optimizer, num_layers=2):
         group = "language" if path == SECOND else "values"
@@ -342,27 +342,27 @@ def test_only_the_moments_of_what_is_new_are_zero(what, optimizer):
     assert count > 20
 
 
-def test_layers_and_nodes_go_until_one_is_left():
+def test_layers_and_nodes_are_removed_until_one_is_left():
     config = only("architecture", new_layer_prob=0.5, nodes=(1, 2, 4))
     state, draw = population(paths=(SECOND,), num_layers=3, num_nodes=6), draws()
-    seen = set()
+    reported = set()
     for _ in range(120):
         state, changes = mutate(state, config, draw)
-        seen |= {change.what for change in changes}
+        reported |= {change.what for change in changes}
         gate = state["buffers", *SECOND, "layer_gate"]
         width = state["buffers", *SECOND, "width_mask"].sum(2)
         assert (gate.sum(1) >= 1).all()
         assert (width[gate == 1] >= 1).all() and (width[gate == 0] == 0).all()
         assert set(gate.unique().tolist()) <= {0.0, 1.0}
-    layers = {f"head: layer {layer} {how}" for layer in range(3) for how in ("more", "less")}
-    assert layers < seen
-    counts = {f"head: {n} nodes {how} in layer {layer}"
-              for n in (1, 2, 4) for how in ("more", "less") for layer in range(3)}  # fmt: skip
-    assert len(counts & seen) > 12
+    layers = {f"head: layer {layer} {step}" for layer in range(3) for step in ("more", "less")}
+    assert layers < reported
+    counts = {f"head: {n} nodes {step} in layer {layer}"
+              for n in (1, 2, 4) for step in ("more", "less") for layer in range(3)}  # fmt: skip
+    assert len(counts & reported) > 12
 
 
 @pytest.mark.parametrize("what", list(GROWTH))
-def test_what_is_new_learns_and_what_is_not_there_does_not(what):
+def test_new_weights_learn_and_masked_ones_do_not(what):
     state, after, i, path = next(grown(GROWTH[what], num_layers=2, activation="tanh"))
     one, network, optimizer = after[i].clone(), network_of(), adamw(weight_decay=0.0)
     masks = [s["buffers", *path, "width_mask"][i] for s in (state, after)]
@@ -371,10 +371,10 @@ def test_what_is_new_learns_and_what_is_not_there_does_not(what):
     start = params.clone()
     x, y = torch.randn(20, X, generator=draws()), torch.randn(20, Y, generator=draws(1))
     for _ in range(3):
-        held = params.apply(lambda p: p.clone().requires_grad_())
-        out = functional_call(network, {**held.flatten_keys("."), **one["buffers", *path]}, (x,))
+        leaves = params.apply(lambda p: p.clone().requires_grad_())
+        out = functional_call(network, {**leaves.flatten_keys("."), **one["buffers", *path]}, (x,))
         (out - y).square().mean().backward()
-        grads = held.apply(lambda p: p.grad)
+        grads = leaves.apply(lambda p: p.grad)
         outer = grads["outer_weight"].movedim(1, 2)
         for grad in (grads["inner_weight"], grads["inner_bias"], outer):
             assert not grad[dead].any()
@@ -384,17 +384,17 @@ def test_what_is_new_learns_and_what_is_not_there_does_not(what):
         assert params[name][dead].equal(start[name][dead])
 
 
-def test_what_there_is_little_of():
+def test_networks_and_batches_of_minimal_size():
     state = alone(params={"b": torch.ones(2, 20), "s": torch.ones(2)})
     after, changes = mutate(state, only("parameters"), draws())  # vectors alone are changed then
     assert all(change.kind == "parameters" for change in changes) and changed(state, after)
     config = only("architecture", new_layer_prob=0.5, nodes=(16,))
     state, draw = population(paths=((),), max_layers=1, max_nodes=1, num_nodes=1), draws()
-    told = {"network: one layer stays", "network: 0 nodes more in layer 0"}
+    possible = {"network: one layer stays", "network: 0 nodes more in layer 0"}
     for _ in range(10):
         after, changes = mutate(state, config, draw)
         assert_same(after, state)
-        assert {change.what for change in changes} <= told
+        assert {change.what for change in changes} <= possible
 
 
 def mutated(*missing, **ranges):
@@ -440,7 +440,7 @@ REFUSED = [
 ]
 
 
-def test_what_can_not_be_is_refused():
+def test_invalid_calls_are_refused():
     for call, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             call()

@@ -1,4 +1,4 @@
-"""Noise on the weights of networks that have only a part of them now."""
+"""Noise on weights of networks that use only some of them."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from raffia.evolution.mutate import mutate
 
 from .test_mutate import FIRST, SECOND, N, changed, draws, only, population
 
-SHAPES = {  # which weights are there, of mask [L, N] and gate [L]
+SHAPES = {  # which weights are active, by mask [L, N] and gate [L]
     "inner_weight": lambda mask, gate: mask[:, :, None],
     "inner_bias": lambda mask, gate: mask,
     "outer_weight": lambda mask, gate: mask[:, None],
@@ -15,11 +15,11 @@ SHAPES = {  # which weights are there, of mask [L, N] and gate [L]
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_noise_leaves_alone_what_is_not_there(flat):
+def test_inactive_weights_get_no_noise(flat):
     paths = ((),) if flat else (FIRST, SECOND)
     state = population(paths=paths, num_layers=2)
     state, _ = mutate(state, only("architecture", nodes=(1, 2)), draws(1))
-    seen = set()
+    checked = set()
     for seed in range(12):
         config = only("parameters", mutated_fraction=0.5, reset_fraction=0.5)
         after, changes = mutate(state, config, draws(seed))
@@ -29,17 +29,17 @@ def test_noise_leaves_alone_what_is_not_there(flat):
                 form = state["buffers", *key[1:-1]] if key[-1] in SHAPES else None
                 if form is not None:
                     mask, gate = form["width_mask"][i], form["layer_gate"][i]
-                    there = SHAPES[key[-1]](mask * gate[:, None], gate).bool().expand(where.shape)
-                    assert not where[~there].any()
-                    assert where[there].sum() <= max(1, round(0.5 * there.sum().item()))
+                    active = SHAPES[key[-1]](mask * gate[:, None], gate).bool().expand(where.shape)
+                    assert not where[~active].any()
+                    assert where[active].sum() <= max(1, round(0.5 * active.sum().item()))
                 total += int(where.sum())
-                seen.add(key[-1])
+                checked.add(key[-1])
             assert total <= int(change.what.split()[0])
-    assert seen >= {"inner_weight", "outer_weight"}
+    assert checked >= {"inner_weight", "outer_weight"}
 
 
-def test_what_is_not_there_does_not_count_for_what_is_drawn_anew():
-    """As wide as the weights that the network has."""
+def test_redrawn_weights_are_scaled_by_the_active_ones():
+    """With the spread of the weights that the network uses."""
     state = population(paths=((),), num_layers=1, num_nodes=N)
     for name in ("inner_weight", "inner_bias", "outer_weight", "outer_bias"):
         state["params", name][:, 1:] = 1e6

@@ -1,4 +1,4 @@
-"""A population's members learn as each would by itself, whatever learner it is of."""
+"""Each member of a population learns as it would alone, with any learner."""
 
 import dataclasses
 
@@ -29,12 +29,12 @@ from tests.evolution.learners import (
 )
 
 
-def told_of(alone):
-    """What a population is to tell, of what each tells; of shared batches priorities are means."""
-    told = dict(torch.stack(alone).items())
-    if "priority" in told:
-        told["priority"] = told["priority"].mean(0)
-    return TensorDict(told)
+def metrics_of(alone):
+    """The metrics of a population of these members; priorities of shared batches are means."""
+    metrics = dict(torch.stack(alone).items())
+    if "priority" in metrics:
+        metrics["priority"] = metrics["priority"].mean(0)
+    return TensorDict(metrics)
 
 
 EXACT = {"rtol": 0, "atol": 0}
@@ -81,39 +81,39 @@ def assert_equal(found, expected, **tolerance):
 
 
 def members_of(population, seed=0):
-    """The states that a population begins with, each by itself; in float64."""
+    """The initial states of the members of a population; in float64."""
     state = double(population.init(seed))
     return [state[i].clone() for i in range(population.size)]
 
 
 @all_learners
 @pytest.mark.parametrize("batches", ["shared", "own"])
-def test_a_population_of_one_is_plain_training_bit_for_bit(kind, batches):
+def test_a_population_of_one_equals_plain_training_bit_for_bit(kind, batches):
     learner, batch_of = make(kind)
     population: Learner = Population(learner, 1, batches=batches)
     plain, state = learner.init(4), population.init(4)
     assert_equal(state[0], plain)
     for step in range(5):
         batch = batch_of(B, seed=step)
-        plain, told = updated(learner, plain, batch)
+        plain, expected = updated(learner, plain, batch)
         state, metrics = updated(population, state, batch[None] if batches == "own" else batch)
         assert_equal(state[0], plain)
         if batches == "shared" and "priority" in metrics.keys():
             assert metrics["priority"].shape == (B,)
             metrics["priority"] = metrics["priority"][None]
-        assert_equal(TensorDict(dict(metrics.items()), batch_size=[1])[0], told)
+        assert_equal(TensorDict(dict(metrics.items()), batch_size=[1])[0], expected)
     assert state["step"].tolist() == [5] and step_of(state) == 5
 
 
-WAYS = [
+PATHS = [
     *((kind, "vmap", apply) for kind in LEARNERS for apply in ("each", "vmap")),
     *((kind, "vmap", "stack") for kind in ("efficientzero", "ilql")),
     ("ilql", "each", "stack"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "grads", "apply"), WAYS)
-def test_members_learn_as_each_alone_with_hyper_parameters_of_its_own(kind, grads, apply):
+@pytest.mark.parametrize(("kind", "grads", "apply"), PATHS)
+def test_each_member_learns_as_alone_with_its_hyper_parameters(kind, grads, apply):
     # in float64: Adam makes steps of rounding errors where a gradient is zero
     learner, batch_of = make(kind)
     population = Population(learner, P, hyper=OWN[kind], grads=grads, apply=apply)
@@ -130,17 +130,17 @@ def test_members_learn_as_each_alone_with_hyper_parameters_of_its_own(kind, grad
         # rates are of single precision where one program steps
         close = {"rtol": 1e-6, "atol": 1e-8} if apply != "vmap" else {"rtol": 1e-5, "atol": 2e-6}
         assert_equal(state, torch.stack(alone), **close)
-        assert_equal(metrics, told_of([pair[1] for pair in pairs]), **close)
+        assert_equal(metrics, metrics_of([pair[1] for pair in pairs]), **close)
     assert state["step"].tolist() == [4] * P
-    kept = state.clone(), batch.clone()  # gradients change nothing that is given
+    before = state.clone(), batch.clone()  # gradients do not change their arguments
     population.grads(state, batch)
-    assert_equal(state, kept[0])
-    assert_equal(batch, kept[1])
+    assert_equal(state, before[0])
+    assert_equal(batch, before[1])
     params = state["params"].values(True, True)
     assert all((leaf[0] != leaf[1]).any() for leaf in params)
 
 
-def test_by_each_the_memory_of_the_state_is_used_again():
+def test_apply_each_reuses_the_memory_of_the_state():
     population = Population(efficientzero(), P)
     state = population.init(0)
     before = {key: leaf.data_ptr() for key, leaf in state.items(True, True)}
@@ -149,8 +149,8 @@ def test_by_each_the_memory_of_the_state_is_used_again():
     assert {key[0] if isinstance(key, tuple) else key for key in moved} <= {"buffers", "step"}
 
 
-def test_forms_of_networks_of_their_own():
-    """What is data of a network, its depth, width and activation, differs between members."""
+def test_members_with_networks_of_different_forms():
+    """Depth, width and activation are data of a network, so members may differ in them."""
     learner = EvolvableRegression()
     states = [learner.init(seed) for seed in range(P)]
     for i, state in enumerate(states):
@@ -176,7 +176,7 @@ class EvolvableRegression(Regression):
 
 @pytest.mark.parametrize("batches", ["shared", "own"])
 @pytest.mark.parametrize("norm", [False, True])
-def test_parts_of_a_population_and_a_population_of_parts(batches, norm):
+def test_accumulating_a_population_equals_a_population_of_accumulating_learners(batches, norm):
     learner, options = Regression(norm), {"batches": batches, "hyper": OWN["batch_norm"]}
     inside = Population(Accumulate(learner, 4), P, **options)
     outside = Accumulate(Population(learner, P, **options), 4)
@@ -187,12 +187,12 @@ def test_parts_of_a_population_and_a_population_of_parts(batches, norm):
     own = [P] if batches == "own" else []
     batch = double(regression_batch(*own, B))
     alone = [Accumulate(learner, 4).grads(state[i], batch[i] if own else batch) for i in range(P)]
-    told = [pair[1] for pair in alone]
-    told = TensorDict(dict(torch.stack(told).items())) if own else told_of(told)
+    expected = [pair[1] for pair in alone]
+    expected = TensorDict(dict(torch.stack(expected).items())) if own else metrics_of(expected)
     for population in (inside, outside):
         update, metrics = population.grads(state, batch)
         assert_equal(update, torch.stack([pair[0] for pair in alone]), **CLOSE)
-        assert_equal(metrics, told, **CLOSE)
+        assert_equal(metrics, expected, **CLOSE)
     assert metrics["loss"].shape == metrics["grad_norm"].shape == metrics["of", "largest"].shape
     if not norm:  # the loss is a mean over samples: parts are as the whole
         whole, _ = Population(learner, P, batches=batches).grads(state, batch)
@@ -213,8 +213,8 @@ def test_members_with_shorter_batches(kind, batches):
              for i, size in enumerate(sizes)]  # fmt: skip
     update, metrics = population.grads(state, batch)
     assert_equal(update, torch.stack([pair[0] for pair in alone]), **close)
-    told = [pair[1].exclude("priority") for pair in alone]
-    assert_equal(metrics.exclude("priority"), told_of(told), **close)
+    expected = [pair[1].exclude("priority") for pair in alone]
+    assert_equal(metrics.exclude("priority"), metrics_of(expected), **close)
     if "priority" not in metrics.keys():
         return
     rows = torch.full((4, B), torch.nan, dtype=torch.float64)
@@ -228,7 +228,7 @@ def test_members_with_shorter_batches(kind, batches):
         assert_equal(after[i], learner.apply(state[i].clone(), update[i].clone()), **CLOSE)
 
 
-def test_as_long_as_the_batch_is_one_program_and_one_that_diverged_has_no_priorities():
+def test_full_batches_are_one_program_and_a_diverged_member_has_no_priorities():
     class Counting(Regression):
         calls = 0
 
@@ -265,7 +265,7 @@ def starts(**hyper):
 
 
 def with_dropout():
-    """Its draws can't be repeated for each member."""
+    """Dropout's draws cannot be repeated for each member."""
     trunk = dataclasses.replace(ilql().config.model.trunk, dropout=0.1)
     learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
     grads_of(Population(learner, 2, grads="vmap"), ilql_batch(B))
@@ -300,7 +300,7 @@ REFUSED = [
 ROWS = regression_batch(B)
 
 
-def test_what_can_not_be_is_refused():
+def test_invalid_calls_are_refused():
     for call, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             call(lambda *args, **options: Population(Regression(), *args, **options))

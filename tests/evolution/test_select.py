@@ -1,4 +1,4 @@
-"""Who goes on: the best, how often each, and what is refused."""
+"""Selection: frequencies by rank, elitism, truncation, errors."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def draws(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def shares(parents, size):
+def frequencies(parents, size):
     return torch.bincount(parents, minlength=size) / len(parents)
 
 
@@ -23,35 +23,35 @@ def many(select, fitness, times=4000, **options):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_each_wins_as_often_as_its_rank_says(size):
+def test_a_tournament_selects_by_rank(size):
     """The best of k, drawn with replacement: P(rank <= r of P) = (r / P)^k."""
     fitness = torch.tensor([0.3, -5.0, 9.0, 0.2, 0.4])
-    places = 20000
+    num_slots = 20000
     parents = tournament(
-        fitness, tournament_size=size, elitism=False, population_size=places, generator=draws()
+        fitness, tournament_size=size, elitism=False, population_size=num_slots, generator=draws()
     )
-    assert parents.shape == (places,) and parents.dtype == torch.int64
+    assert parents.shape == (num_slots,) and parents.dtype == torch.int64
     upto = (torch.arange(6) / 5.0) ** size
     expected = torch.empty(5)
     expected[fitness.argsort()] = upto.diff()
-    error = 5 * (0.25 / places) ** 0.5  # five standard deviations
-    torch.testing.assert_close(shares(parents, 5), expected, rtol=0, atol=error)
+    error = 5 * (0.25 / num_slots) ** 0.5  # five standard deviations
+    torch.testing.assert_close(frequencies(parents, 5), expected, rtol=0, atol=error)
     wrong = torch.full((5,), 0.2)  # the guard's guard
-    assert (size == 1) == bool(((shares(parents, 5) - wrong).abs() < error).all())
+    assert (size == 1) == bool(((frequencies(parents, 5) - wrong).abs() < error).all())
 
 
-def test_the_elite_has_the_first_place_and_no_other_for_certain():
+def test_the_elite_is_sure_of_the_first_slot_only():
     fitness = torch.tensor([1.0, 2.0, 9.0, 3.0])
     found = many(tournament, fitness, tournament_size=2)
     assert (found[:, 0] == 2).all()
     expected = (torch.arange(5) / 4.0).square().diff()[fitness.argsort().argsort()]
-    for place in (1, 2, 3):
-        torch.testing.assert_close(shares(found[:, place], 4), expected, rtol=0, atol=0.04)
+    for slot in (1, 2, 3):
+        torch.testing.assert_close(frequencies(found[:, slot], 4), expected, rtol=0, atol=0.04)
     free = many(tournament, fitness, tournament_size=2, elitism=False)
-    torch.testing.assert_close(shares(free[:, 0], 4), expected, rtol=0, atol=0.04)
+    torch.testing.assert_close(frequencies(free[:, 0], 4), expected, rtol=0, atol=0.04)
 
 
-def test_what_is_no_number_is_the_worst():
+def test_nan_is_the_worst_fitness():
     fitness = torch.tensor([NAN, -1e30, NAN])
     found = many(tournament, fitness, times=500, tournament_size=2)
     assert (found[:, 0] == 1).all()
@@ -63,19 +63,19 @@ def test_what_is_no_number_is_the_worst():
     assert best[0] == 1
 
 
-def test_the_worst_give_way_to_the_best():
+def test_truncation_replaces_the_worst_by_the_best():
     fitness = torch.tensor([5.0, 1.0, 7.0, 2.0, 3.0, 9.0, 4.0, 6.0])
     found = many(truncation, fitness, fraction=0.25)
-    kept = [0, 2, 4, 5, 6, 7]
-    assert (found[:, kept] == torch.tensor(kept)).all()
-    for place in (1, 3):
-        among = shares(found[:, place], 8)
+    survivors = [0, 2, 4, 5, 6, 7]
+    assert (found[:, survivors] == torch.tensor(survivors)).all()
+    for slot in (1, 3):
+        among = frequencies(found[:, slot], 8)
         assert among[[2, 5]].sum() == 1
         torch.testing.assert_close(among[[2, 5]], torch.tensor([0.5, 0.5]), rtol=0, atol=0.04)
-    for share, size, gone in ((0.5, 4, 2), (0.5, 5, 2), (0.1, 5, 1), (0.3, 10, 3)):
-        found = truncation(torch.arange(float(size)), fraction=share, generator=draws())
-        assert (found != torch.arange(size)).sum() == gone
-        assert (found[:gone] >= size - gone).all()
+    for fraction, size, num_replaced in ((0.5, 4, 2), (0.5, 5, 2), (0.1, 5, 1), (0.3, 10, 3)):
+        found = truncation(torch.arange(float(size)), fraction=fraction, generator=draws())
+        assert (found != torch.arange(size)).sum() == num_replaced
+        assert (found[:num_replaced] >= size - num_replaced).all()
 
 
 def test_fitness_is_the_mean_of_the_last():
@@ -111,7 +111,7 @@ def chosen(select, size, seed=0, **options):
     return select(torch.arange(float(size)), generator=draws(seed), **options)
 
 
-def test_other_sizes_and_what_can_not_be():
+def test_other_population_sizes_and_invalid_calls():
     for call, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             call()

@@ -1,4 +1,4 @@
-"""Steps that are recorded and repeated: the same bits, whatever comes in between."""
+"""Traced steps: the same bits as plain ones, whatever runs in between."""
 
 import pytest
 import torch
@@ -24,16 +24,16 @@ def test_a_population_takes_the_same_steps(batches):
     states, size = [plain.init(0), traced.init(0)], (3, 8) if batches == "own" else (8,)
     for number in range(5):
         batch = efficientzero_batch(*size, seed=number)
-        told = []
-        for place, population in enumerate((plain, traced)):
-            update, metrics = population.grads(states[place], batch)
-            states[place] = population.apply(states[place], update)
-            told.append(metrics)
-        assert same(*states) and same(*told)
+        results = []
+        for index, population in enumerate((plain, traced)):
+            update, metrics = population.grads(states[index], batch)
+            states[index] = population.apply(states[index], update)
+            results.append(metrics)
+        assert same(*states) and same(*results)
     assert traced._traced.num_recorded == 1
 
 
-def test_results_are_in_memory_of_their_own():
+def test_results_do_not_share_memory():
     def function(x):
         total = x["a"].cumsum(0)
         return TensorDict(total=total.mul_(2), twice=x["a"] * 2, batch_size=[3])
@@ -56,15 +56,15 @@ def test_results_are_in_memory_of_their_own():
         TensorDict(a=torch.ones(3), batch_size=[3]),
     ],
 )
-def test_each_form_is_recorded_for_itself(other):
+def test_each_input_form_is_traced_separately(other):
     traced = Traced(lambda x: x.apply(lambda leaf: leaf + 1), after=0)
     one = TensorDict(a=torch.ones(3))
-    for given in (one, other, one, other):
-        assert same(traced(given), given.apply(lambda leaf: leaf + 1))
+    for tree in (one, other, one, other):
+        assert same(traced(tree), tree.apply(lambda leaf: leaf + 1))
     assert traced.num_recorded == 2
 
 
-def test_the_least_recently_used_form_is_forgotten_and_what_comes_seldom_is_not_recorded():
+def test_the_least_recently_used_trace_is_dropped_and_rare_forms_are_not_traced():
     traced = Traced(lambda x: x + 1, after=0, max_forms=2)
     for length in (1, 2, 1, 3, 1, 2):
         assert torch.equal(traced(torch.zeros(length)), torch.ones(length))
