@@ -1,4 +1,4 @@
-"""Learners that processes share, made by name and config; some of which die in the midst."""
+"""Learners for several processes, made by name and config; some die in the middle of an update."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from tests.algorithms.ilql.small import TRUNK
 class Small:
     """Fits a small network by gradients that are clipped, with momentum.
 
-    Of its config: "sleep" seconds in each part; "fail" at a step; "die" as [place, step, file]: the
-    first follower is killed there once, which the file keeps in mind, or each time without a file.
+    Of its config: "sleep" seconds in each part; "fail" at a step; "die" as [phase, step, file]: the
+    first follower is killed there once, which the file records, or each time without a file.
     """
 
     applies_shards = True
@@ -31,22 +31,22 @@ class Small:
         self.config, self.index, self.step = json.loads(config), index, 0
         norm = [nn.BatchNorm1d(7)] if self.config.get("norm") else []
         self.model = nn.Sequential(nn.Linear(5, 7), *norm, nn.Tanh(), nn.Linear(7, 3)).train()
-        for place, name, step in (("sum", "_sum", None), ("join", "__init__", 3)):
-            if self._dies(place):
-                setattr(Group, name, self._deadly(place, getattr(Group, name), step))
+        for phase, name, step in (("sum", "_sum", None), ("join", "__init__", 3)):
+            if self._dies(phase):
+                setattr(Group, name, self._deadly(phase, getattr(Group, name), step))
 
-    def _deadly(self, place, call, step):
+    def _deadly(self, phase, call, step):
         def deadly(*args, **options):
-            self._die(place, self.step if step is None else step)
+            self._die(phase, self.step if step is None else step)
             return call(*args, **options)
 
         return deadly
 
-    def _dies(self, place):
-        return self.config.get("die", [""])[0] == place and self.index == 0
+    def _dies(self, phase):
+        return self.config.get("die", [""])[0] == phase and self.index == 0
 
-    def _die(self, place, step):
-        if not self._dies(place) or step != self.config["die"][1]:
+    def _die(self, phase, step):
+        if not self._dies(phase) or step != self.config["die"][1]:
             return
         file = self.config["die"][2]
         if not file or not Path(file).exists():
@@ -94,8 +94,8 @@ class Small:
         return state.replace(opt=opt, buffers=update["buffers"], step=state["step"] + 1)
 
 
-class Odd(Small):
-    """Followers that have a wider network than the leader."""
+class Wider(Small):
+    """Its followers have a wider network than the leader."""
 
     def __init__(self, config, index):
         super().__init__(config, index)

@@ -7,8 +7,8 @@ from raffia.distributed.arrays import pack, unpack
 from raffia.tensordict.tensordict import TensorDict
 
 
-def test_the_order_of_entries_is_kept_and_what_is_packed_is_copied():
-    """The order is that of sums in a norm."""
+def test_packing_keeps_the_order_of_entries_and_copies():
+    """A norm sums in the order of entries."""
     tree = TensorDict(z=torch.zeros(1), nest=TensorDict(b=torch.ones(1), a=TensorDict()))
     tree["a"] = torch.zeros(())
     data = pack(tree)
@@ -25,7 +25,7 @@ DTYPES = [
 ]
 
 
-def test_a_tree_comes_back_as_it_was():
+def test_a_tree_round_trip():
     torch.manual_seed(0)
     tree = TensorDict(
         {
@@ -53,7 +53,7 @@ def test_a_tree_comes_back_as_it_was():
 @pytest.mark.parametrize(
     "value", ["text", torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)]
 )
-def test_what_is_no_plain_tensor_is_refused(value):
+def test_values_other_than_plain_tensors_are_refused(value):
     tree = TensorDict(a=TensorDict({"b": value}))
     with pytest.raises(TypeError, match=r"entry a\.b is a .*, but only trees of plain"):
         pack(tree)

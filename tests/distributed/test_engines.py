@@ -1,4 +1,4 @@
-"""Engines keep the contract, and a pool goes on whatever becomes of its workers."""
+"""Engines keep the contract, and a pool continues whatever happens to its workers."""
 
 import builtins
 import errno
@@ -44,7 +44,7 @@ def weights_of(number):
     return TensorDict(w=torch.tensor([float(number)]))
 
 
-def test_a_version_stays_as_it_was_when_the_learner_writes_to_its_memory():
+def test_a_version_is_a_copy_of_the_learners_weights():
     board, weights = Board(InlineEngine()), weights_of(1)
     board.publish(2, weights)
     weights["w"].add_(1)
@@ -80,7 +80,7 @@ def test_the_contract_is_kept_by_ray(spares):
     check_engine(partial(RayEngine, num_cpus=4, spares=spares), kill)
 
 
-def asked(worker):
+def answer_of(worker):
     worker.ask(add(1))
     return int(worker.take(60.0)["total"])
 
@@ -102,12 +102,12 @@ def test_a_spare_is_the_worker_that_is_started_next():
         (idle,) = engine._idle
         kill(first)
         second = engine.start(COUNTER, '{"start": 5}', 3)
-        assert second is idle and second.index == 3 and asked(second) == 6
+        assert second is idle and second.index == 3 and answer_of(second) == 6
         (idle,) = engine._idle
         kill(idle)  # one that has died is none
         idle._process.join()
         third = engine.start(COUNTER, "{}", 0)
-        assert third is not idle and asked(third) == 1
+        assert third is not idle and answer_of(third) == 1
         (idle,) = engine._idle
     assert not idle.is_alive
 
@@ -120,38 +120,38 @@ def test_a_spare_of_ray_is_the_worker_that_is_started_next():
         with pytest.raises(ValueError, match="engine.spares"):
             engine.require([Workers(COUNTER, 2)])
         first = engine.start(COUNTER, "{}", 0)
-        assert asked(first) == 1
+        assert answer_of(first) == 1
         ((idle,),) = engine._idle.values()
         pid = engine._ray.get(idle.handle.greeting.remote())[1]
         kill(first)
         second = engine.start(COUNTER, '{"start": 5}', 3)
-        assert second.pid == pid and asked(second) == 6
+        assert second.pid == pid and answer_of(second) == 6
 
 
 class Broken(InlineEngine):
-    """Twins of engines that do not keep it."""
+    """Engines that break the contract."""
 
-    def __init__(self, how):
-        self.how, self.processes = how, []
+    def __init__(self, defect):
+        self.defect, self.processes = defect, []
 
     def start(self, *arguments):
         worker = super().start(*arguments)
         ask = worker.ask
-        if self.how == "last in, first out":
+        if self.defect == "last in, first out":
             worker.ask = lambda *task: (ask(*task), worker._open.rotate(1))
-        if self.how == "leaves a process":
+        if self.defect == "leaves a process":
             command = [sys.executable, "-c", "import time; time.sleep(60)"]
             self.processes.append(subprocess.Popen(command))
-        if self.how == "newest weights":
+        if self.defect == "newest weights":
             worker.ask = lambda task, ref=None: ask(task, None if ref is None else self.newest)
         return worker
 
     def put(self, weights):
-        self.newest = weights if self.how == "no copy" else super().put(weights)
+        self.newest = weights if self.defect == "no copy" else super().put(weights)
         return self.newest
 
     def room_for(self, needs):
-        return 0 if self.how == "no room" else super().room_for(needs)
+        return 0 if self.defect == "no room" else super().room_for(needs)
 
 
 BROKEN = {
@@ -163,37 +163,37 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_engines_that_break_the_contract_are_told(how, monkeypatch):
+@pytest.mark.parametrize("defect", BROKEN)
+def test_engines_that_break_the_contract_are_found(defect, monkeypatch):
     monkeypatch.setattr(sys.modules["raffia.distributed.check_engine"], "LEAVE_SECONDS", 0.1)
     made = []
 
     def make():
-        made.append(Broken(how))
+        made.append(Broken(defect))
         return made[-1]
 
     try:
-        with pytest.raises(AssertionError, match=BROKEN[how]):
+        with pytest.raises(AssertionError, match=BROKEN[defect]):
             check_engine(make)
     finally:
-        for one in made[0].processes:
-            one.kill()
-            one.wait()
+        for process in made[0].processes:
+            process.kill()
+            process.wait()
 
 
 # ------------------------------------------------------------------------------------- pools
 
 
 def sums(engine, num_tasks=12, num_open=4):
-    """The answers of two workers that add up, where each is given its sum again when it is lost."""
-    totals, found, asked = [0, 0], [], 0
+    """The answers of two workers that add up; each gets its sum back when it is lost."""
+    totals, found, num_asked = [0, 0], [], 0
     states = {"state_of": lambda worker: TensorDict(total=torch.tensor(totals[worker]))}
     pool = Pool(engine, COUNTER, "{}", 2, **states, max_restarts=100)
     for key in range(num_tasks):
-        while asked < min(num_tasks, key + num_open):
+        while num_asked < min(num_tasks, key + num_open):
             for worker in (0, 1):
-                pool.ask(worker, asked, add(asked * (worker + 1)))
-            asked += 1
+                pool.ask(worker, num_asked, add(num_asked * (worker + 1)))
+            num_asked += 1
         for worker in (0, 1):
             totals[worker] = int(pool.take(worker, key)["total"])
         found.append(tuple(totals))
@@ -222,7 +222,7 @@ def test_a_pool_that_forgets_the_state_would_be_noticed():
     assert engine.num_lost and found != list(range(1, 10))
 
 
-def test_a_worker_that_is_lost_too_often_ends_it():
+def test_a_worker_that_is_lost_too_often_is_an_error():
     pool = Pool(ChaosEngine(0, lost=1.0), COUNTER, "{}", 1, max_restarts=2)
     pool.ask(0, 7, add(1))
     with pytest.raises(RoleError, match=r"Counter was lost 3 times at task 7.*: worker 0 is gone"):
@@ -243,15 +243,15 @@ def test_tasks_are_taken_in_the_order_of_their_keys():
 
 @pytest.mark.parametrize("make", [InlineEngine, ProcessEngine])
 def test_a_role_s_error_names_the_task_and_the_line(make):
-    words = r"(?s)^Counter 1, task 3: ValueError: this task fails\n.*check_engine.py\", line \d+"
+    message = r"(?s)^Counter 1, task 3: ValueError: this task fails\n.*check_engine.py\", line \d+"
     with closing(make()) as engine:
         pool = Pool(engine, COUNTER, "{}", 2)
         pool.ask(1, 3, add(1).set("fail", torch.tensor(True)))
-        with pytest.raises(RoleError, match=words):
+        with pytest.raises(RoleError, match=message):
             pool.take(1, 3)
 
 
-def test_versions_are_kept_as_a_state():
+def test_versions_are_saved_and_loaded_as_a_state():
     board, other = Board(InlineEngine()), Board(InlineEngine())
     for version in (3, 5, 8):
         board.publish(version, weights_of(version))
@@ -268,8 +268,8 @@ def test_versions_are_kept_as_a_state():
 # --------------------------------------------------------------------------------- processes
 
 
-def test_weights_that_are_written_piece_by_piece_arrive_whole(monkeypatch):
-    """A system call may write a part of what it is given."""
+def test_weights_that_are_written_in_parts_arrive_complete(monkeypatch):
+    """A system call may write only a part of its data."""
     tree = TensorDict({str(at): torch.arange(at) for at in range(5)})
     with closing(ProcessEngine()) as engine:
         writev = os.writev
@@ -278,32 +278,32 @@ def test_weights_that_are_written_piece_by_piece_arrive_whole(monkeypatch):
     assert all(found[key].equal(value) for key, value in tree.items())
 
 
-def test_new_weights_are_written_over_dropped_ones_of_the_same_form():
+def test_new_weights_reuse_the_memory_of_dropped_ones_of_the_same_form():
     weights = TensorDict(w=torch.ones(3), empty=TensorDict(x=torch.zeros(0)))
     with closing(ProcessEngine()) as engine:
         worker = engine.start(COUNTER, "{}", 0)
 
-        def seen(ref):
+        def weight_of(ref):
             worker.ask(TensorDict(add=torch.tensor(1)), ref)
             return float(worker.take(60.0)["weight"])
 
-        kept, first = engine.put(weights), engine.put(weights * 2)
-        assert seen(first) == 6.0
+        stored, first = engine.put(weights), engine.put(weights * 2)
+        assert weight_of(first) == 6.0
         engine.drop(first)
         turned = TensorDict(w=torch.arange(6.0).view(3, 2)[:, 1], empty=weights["empty"])
         second = engine.put(turned)  # strided: its numbers are copied, not its memory
-        assert second == first and seen(second) == 9.0 and seen(kept) == 3.0
+        assert second == first and weight_of(second) == 9.0 and weight_of(stored) == 3.0
         assert engine.get(second)["w"].tolist() == [1.0, 3.0, 5.0]
         for other in (TensorDict(w=torch.ones(4)), TensorDict(w=torch.ones(3).double())):
             engine.drop(second)
             second, before = engine.put(other), second
-            assert second != before and seen(second) == other["w"].sum()
+            assert second != before and weight_of(second) == other["w"].sum()
             assert not Path("/dev/shm", before).exists()  # its memory is free
         engine.drop(second)
     assert not Path("/dev/shm", second).exists()
 
 
-def test_shared_memory_that_is_full_is_told_in_words(monkeypatch):
+def test_full_shared_memory_is_a_clear_error(monkeypatch):
     def full(file, parts):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -326,7 +326,7 @@ def test_a_worker_that_hangs_is_ended():
     engine.close()
 
 
-def test_a_role_that_is_not_there_is_told():
+def test_an_unknown_role_is_refused():
     engine = ProcessEngine()
     with pytest.raises(RoleError, match=r"nowhere:Role' cannot be imported: ModuleNotFoundError"):
         Pool(engine, "raffia.distributed.nowhere:Role", "{}", 1)
@@ -342,7 +342,7 @@ def test_a_role_that_is_not_there_is_told():
     engine.close()
 
 
-def test_large_messages_both_ways_block_nobody():
+def test_large_messages_in_both_directions_do_not_deadlock():
     """A pipe holds 64 kB: a leader that sends while its worker sends must not wait for ever."""
     engine = ProcessEngine()
     worker = engine.start("raffia.distributed.check_engine:Echo", "{}", 0)
@@ -374,7 +374,7 @@ if __name__ == "__main__":
 """
 
 
-def gone(pid):
+def is_gone(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().split()[2] == "Z"
@@ -402,7 +402,7 @@ def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
             env=os.environ | {"RAY_TMPDIR": folder},
         )
         memory, *pids = leader.stdout.readline().split()
-        time.sleep(1.0)  # what was just started has been seen
+        time.sleep(1.0)  # a process that was just started is listed by now
         others = descendants(leader.pid)
         names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in others}
         assert set(map(int, pids)) <= set(others) and len(others) >= 5
@@ -410,8 +410,8 @@ def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
         leader.kill()
         leader.wait()
         leader.stdout.close()
-        # The idle one, and the one in the midst of a task; and Ray's own.
-        wait_for(lambda: all(map(gone, others)) and not os.path.exists(f"/dev/shm/{memory}"), 10)
+        # The idle worker, the busy one, and Ray's own processes.
+        wait_for(lambda: all(map(is_gone, others)) and not os.path.exists(f"/dev/shm/{memory}"), 10)
 
 
 def workers(num, cpus, gpus=0.0):
@@ -437,7 +437,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_an_answer_that_nobody_takes_is_no_error(tmp_path):
+def test_an_unread_answer_is_no_error(tmp_path):
     program = tmp_path / "leader.py"
     program.write_text(ENDS_EARLY)
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=110)
@@ -481,7 +481,7 @@ def test_a_role_on_ray_that_changes_its_weights_is_refused(monkeypatch):
     assert "the role changed ('a', 'w') of its weights" in answer and "weights.clone()" in answer
 
 
-def test_an_address_that_does_not_answer_is_told_soon():
+def test_an_address_that_does_not_answer_is_an_error_soon():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -491,7 +491,7 @@ def test_an_address_that_does_not_answer_is_told_soon():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_cluster_without_room_is_told_before_anything_starts():
+def test_a_cluster_without_room_is_refused_before_anything_starts():
     before = print
     engine = RayEngine(num_cpus=1)
     try:
@@ -517,7 +517,7 @@ def test_a_cluster_without_room_is_told_before_anything_starts():
         [workers(3, 0.1, 0.5)],
     ],
 )
-def test_room_is_that_of_single_machines(too_much):
+def test_room_is_counted_for_each_machine(too_much):
     machines = [{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}]
     require_room(machines, [workers(3, 1.0), workers(2, 0.5, 0.5), workers(1, 2.0)])
     require_room(machines, [workers(1, 4.0), workers(1, 2.0)])

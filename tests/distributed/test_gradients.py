@@ -1,4 +1,4 @@
-"""Gradients that processes share are those of one, to the bit, whoever dies."""
+"""Gradients over several processes equal those of one to the bit, whichever process dies."""
 
 import json
 import os
@@ -27,14 +27,14 @@ from raffia.learner import Accumulate
 from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.small import batch_of, float32
 from tests.distributed.learners import Small, ilql
-from tests.distributed.test_engines import gone
+from tests.distributed.test_engines import is_gone
 from tests.processes import environment, wait_for
 
 SMALL = "tests.distributed.learners:Small"
 
 
 def members(num, do, **options):
-    """What `do(group)` gives in each of so many threads, or the error."""
+    """The result of `do(group)` in each of `num` threads, or its error."""
     found = [None] * num
 
     def run(rank):
@@ -61,21 +61,21 @@ def batches(num, rows=8):
 
 
 def trained(learner, num=6, before=lambda update, state: state, make=batches):
-    """The last state, and all that was told."""
-    state, told = learner.init(0), []
+    """The last state, and all metrics."""
+    state, metrics = learner.init(0), []
     for number, batch in enumerate(make(num)):
         state = before(number, state)
-        update, metrics = learner.grads(state, batch)
-        told.append(metrics)
+        update, new = learner.grads(state, batch)
+        metrics.append(new)
         state = learner.apply(state, update)
-    return state, told
+    return state, metrics
 
 
 def same(found, expected):
-    (state, told), (other, told_there) = found, expected
-    for tree, there in zip([state, *told], [other, *told_there], strict=True):
-        assert list(tree.keys(True, True)) == list(there.keys(True, True))
-        if not all(torch.equal(tree[key], value) for key, value in there.items(True, True)):
+    (state, metrics), (other, other_metrics) = found, expected
+    for tree, theirs in zip([state, *metrics], [other, *other_metrics], strict=True):
+        assert list(tree.keys(True, True)) == list(theirs.keys(True, True))
+        if not all(torch.equal(tree[key], value) for key, value in theirs.items(True, True)):
             return False
     return True
 
@@ -88,7 +88,7 @@ def small(**config):
 
 
 @pytest.mark.parametrize("sums", ["ring", "ordered"])
-def test_means_are_the_same_bits_in_all_members(sums):
+def test_means_have_the_same_bits_in_all_members(sums):
     def mean(group):
         torch_generator = torch.Generator().manual_seed(group.rank)
         sizes = [(), (3, 4), (0,), (4_000_000,), (5_000_000,), (7,)]  # more than one bucket
@@ -107,7 +107,7 @@ def test_means_are_the_same_bits_in_all_members(sums):
         assert means[0].shape == parts[0].shape and means[0].dtype is parts[0].dtype
 
 
-def test_trees_of_unlike_sizes_are_gathered_and_the_first_is_broadcast():
+def test_trees_of_different_sizes_are_gathered_and_the_first_is_broadcast():
     def both(group):
         own = TensorDict(x=torch.full((group.rank + 1,), group.rank))
         first = TensorDict(z=torch.zeros(2), a=TensorDict(w=torch.ones(3, dtype=torch.bool)))
@@ -120,7 +120,7 @@ def test_trees_of_unlike_sizes_are_gathered_and_the_first_is_broadcast():
 
 
 @pytest.mark.slow
-def test_who_leaves_is_missed_at_once_and_who_is_silent_after_the_timeout():
+def test_a_member_that_leaves_is_noticed_at_once_and_a_silent_one_after_the_timeout():
     def leaves(group):
         group.mean([torch.ones(1)])
         if group.rank == 1:
@@ -142,12 +142,12 @@ def test_who_leaves_is_missed_at_once_and_who_is_silent_after_the_timeout():
             return None
         with pytest.raises(Lost, match="member 0 of 2 lost another .* summed: "):
             group.mean([torch.ones(1)])
-        return "told"
+        return "done"
 
-    assert members(2, is_silent, timeout=0.5)[0] == "told"
+    assert members(2, is_silent, timeout=0.5)[0] == "done"
 
 
-def test_who_does_not_come_is_not_waited_for_for_ever():
+def test_waiting_for_a_member_that_never_joins_ends():
     with Rendezvous() as rendezvous:
         began = time.monotonic()
         with pytest.raises(Lost, match="member 0 of 2 lost another while it waited for the others"):
@@ -155,14 +155,14 @@ def test_who_does_not_come_is_not_waited_for_for_ever():
         assert time.monotonic() - began < 20
 
 
-def test_groups_that_can_not_be_are_refused():
-    for arguments, options, words in (
+def test_invalid_groups_are_refused():
+    for arguments, options, message in (
         (("127.0.0.1:1", 2, 2), {}, "rank=2 must be in 0..1, for 2 members"),
         (("127.0.0.1:1", 0, 2), {"sums": "tree"}, "sums='tree' must be one of ring, ordered"),
         (("127.0.0.1:1", 0, 2), {"timeout": 0}, "timeout=0 must be above 0"),
         (("localhost", 0, 2), {}, "address='localhost' must be host:port"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             Group(*arguments, **options)
     with Rendezvous() as rendezvous, Group(rendezvous.address, 0, 1) as group:
         with pytest.raises(TypeError, match="a mean of torch.int64 is not defined"):
@@ -175,7 +175,7 @@ def test_groups_that_can_not_be_are_refused():
 
 
 @pytest.mark.parametrize(("num", "sums"), [(2, "ring"), (2, "ordered"), (4, "ordered")])
-def test_members_with_loops_of_their_own(num, sums):
+def test_members_that_all_run_the_loop(num, sums):
     first = small().init(0)  # torch's own generator is shared by threads
 
     def shared(group):
@@ -188,7 +188,7 @@ def test_members_with_loops_of_their_own(num, sums):
         assert same(one, expected)
 
 
-def test_stacked_members_are_cut_along_the_rows():
+def test_batches_of_stacked_members_are_split_along_the_rows():
     class Stacked:
         def grads(self, state, batch):
             error = state["params", "w"] - batch["x"].mean(-1)
@@ -198,12 +198,12 @@ def test_stacked_members_are_cut_along_the_rows():
     params = TensorDict(w=torch.zeros(3))
     state = TensorDict(params=params, buffers=TensorDict()).auto_batch_size_(1)
     batch = TensorDict(x=torch.arange(12.0).view(3, 4), batch_size=[3, 4])
-    expected, expected_told = Accumulate(Stacked(), 2).grads(state, batch)
+    expected, expected_metrics = Accumulate(Stacked(), 2).grads(state, batch)
     found = members(2, lambda group: DataParallel(Stacked(), group).grads(state, batch))
-    for update, told in found:
+    for update, metrics in found:
         assert torch.equal(update["grads", "w"], expected["grads", "w"])
-        assert torch.equal(told["priority"], batch["x"])
-        assert torch.equal(told["grad_norm"], expected_told["grad_norm"])
+        assert torch.equal(metrics["priority"], batch["x"])
+        assert torch.equal(metrics["grad_norm"], expected_metrics["grad_norm"])
 
 
 def test_statistics_of_batches_are_means():
@@ -225,7 +225,7 @@ def test_statistics_of_batches_are_means():
         assert torch.equal(buffers["never"], state["buffers", "never"])
 
 
-def test_four_processes_give_the_same_bits_each_time_and_in_order_those_of_four_parts():
+def test_four_processes_repeat_their_bits_and_ordered_sums_equal_four_parts():
     expected = trained(Accumulate(small(), 4))
     with Followers(SMALL, "{}", 3) as group:
         learner = DataParallel(small(), group)
@@ -238,7 +238,7 @@ def test_four_processes_give_the_same_bits_each_time_and_in_order_those_of_four_
 
 
 def test_a_state_that_is_not_the_last_is_broadcast():
-    """A resume, a generation, or one that somebody has written to."""
+    """After a resume, after a generation, or when somebody has written to it."""
 
     def changed(update, state):
         if update == 2:
@@ -258,7 +258,7 @@ def test_a_follower_that_is_killed_while_idle_changes_nothing():
         if update == 3:
             pid = group.workers[0].pid
             os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: gone(pid))
+            wait_for(lambda: is_gone(pid))
         return state
 
     with Followers(SMALL, "{}", 1) as group:
@@ -266,7 +266,7 @@ def test_a_follower_that_is_killed_while_idle_changes_nothing():
         assert group.num_restarts == 1
 
 
-def test_an_error_of_either_side_is_told_and_the_next_update_goes_on():
+def test_an_error_of_leader_or_follower_is_raised_and_the_next_update_works():
     first, second = batches(2)
     expected = trained(Accumulate(small(), 2), num=2)
     with Followers(SMALL, json.dumps({"fail": 1}), 1) as group:
@@ -291,7 +291,7 @@ def test_an_error_of_either_side_is_told_and_the_next_update_goes_on():
 
 
 @pytest.mark.parametrize("sums", ["ring", "ordered"])
-def test_two_processes_give_the_bits_of_two_parts(sums):
+def test_two_processes_equal_two_parts_to_the_bit(sums):
     with Followers(SMALL, "{}", 1, sums=sums) as group:
         learner = DataParallel(small(), group)
         assert same(trained(learner), trained(Accumulate(small(), 2)))
@@ -319,18 +319,18 @@ def test_an_update_that_was_changed_before_it_is_applied():
     def run(learner):
         state = learner.init(0)
         for number, batch in enumerate(batches(4)):
-            update, told = learner.grads(state, batch)
+            update, metrics = learner.grads(state, batch)
             if number == 1:
                 update["grads"] = update["grads"] * 2
             state = learner.apply(state, update)
-        return state, [told]
+        return state, [metrics]
 
     with Followers(SMALL, "{}", 1) as group:
         assert same(run(DataParallel(small(), group)), run(Accumulate(small(), 2)))
         assert group.num_broadcasts == 2
 
 
-# -- twins that must fail
+# -- defects that must be found
 
 
 def test_parts_that_all_are_the_first_would_be_noticed(monkeypatch):
@@ -342,7 +342,7 @@ def test_parts_that_all_are_the_first_would_be_noticed(monkeypatch):
         assert not same(trained(DataParallel(small(), group)), trained(Accumulate(small(), 2)))
 
 
-def test_followers_that_keep_an_old_state_would_be_noticed(monkeypatch):
+def test_followers_with_an_old_state_would_be_noticed(monkeypatch):
     def changed(update, state):
         state["params", "0", "bias"].mul_(2 if update == 2 else 1)
         return state
@@ -366,10 +366,10 @@ def test_sums_out_of_order_would_be_noticed(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", ["part", "sum", "apply"])
-def test_a_follower_that_is_killed_changes_nothing(place, num, tmp_path):
+@pytest.mark.parametrize("phase", ["part", "sum", "apply"])
+def test_a_follower_that_is_killed_changes_nothing(phase, num, tmp_path):
     expected = trained(Accumulate(small(), num))
-    config = json.dumps({"die": [place, 3, str(tmp_path / "died")]})
+    config = json.dumps({"die": [phase, 3, str(tmp_path / "died")]})
     with Followers(SMALL, config, num - 1, sums="ordered") as group:
         assert same(trained(DataParallel(small(), group)), expected)
         assert (tmp_path / "died").exists()
@@ -381,7 +381,7 @@ def test_a_follower_that_is_killed_changes_nothing(place, num, tmp_path):
 def test_twenty_deaths_at_any_time_change_nothing():
     expected = trained(Accumulate(small(), 2), num=60)
     config = json.dumps({"sleep": 0.02})
-    # Rarely gloo does not notice a death while it sends, and the sum ends after the patience.
+    # Rarely gloo does not notice a death while it sends, and the sum ends after the timeout.
     with Followers(SMALL, config, 1, patience=30.0, max_restarts=25) as group:
         killed, ended = [], threading.Event()
 
@@ -405,7 +405,7 @@ def test_twenty_deaths_at_any_time_change_nothing():
         assert len(killed) == 20
 
 
-def test_a_follower_that_is_killed_while_it_joins_is_not_waited_for(tmp_path):
+def test_a_follower_that_is_killed_while_it_joins_does_not_block(tmp_path):
     config = json.dumps({"die": ["join", 3, str(tmp_path / "died")]})
     with Followers(SMALL, config, 2, sums="ordered") as group:
         began = time.monotonic()
@@ -419,16 +419,16 @@ def nines(num):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["part", "sum"])
-def test_a_follower_that_hangs_is_replaced(place, tmp_path):
-    config = json.dumps({"die": [place, 1, str(tmp_path / "hung")], "signal": "SIGSTOP"})
+@pytest.mark.parametrize("phase", ["part", "sum"])
+def test_a_follower_that_hangs_is_replaced(phase, tmp_path):
+    config = json.dumps({"die": [phase, 1, str(tmp_path / "hung")], "signal": "SIGSTOP"})
     with Followers(SMALL, config, 1, patience=3.0) as group:
         learner = DataParallel(small(), group)
         assert same(trained(learner, num=3), trained(Accumulate(small(), 2), num=3))
         assert group.num_restarts == 1
 
 
-def test_a_follower_that_dies_again_and_again_ends_it():
+def test_a_follower_that_keeps_dying_is_an_error():
     config = json.dumps({"die": ["part", 1, ""]})
     with Followers(SMALL, config, 1, max_restarts=1) as group:
         learner = DataParallel(small(), group)
@@ -443,21 +443,21 @@ def test_a_follower_that_dies_again_and_again_ends_it():
 # -- errors
 
 
-def test_unlike_learners_are_told():
-    with Followers("tests.distributed.learners:Odd", "{}", 1) as group:
+def test_followers_with_a_different_learner_are_refused():
+    with Followers("tests.distributed.learners:Wider", "{}", 1) as group:
         learner = DataParallel(small(), group)
         with pytest.raises((ValueError, RoleError), match="has gradients of other names or shapes"):
             learner.grads(learner.init(0), next(batches(1)))
 
 
-def test_what_can_not_be_is_refused():
-    for role, num, options, words in (
+def test_invalid_calls_are_refused():
+    for role, num, options, message in (
         (SMALL, 0, {}, "num=0 followers must be at least 1: to use none, use"),
         (SMALL, 1, {"sums": "tree"}, "sums='tree' must be one of ring, ordered"),
         (SMALL, 1, {"patience": 0}, "patience=0 must be above 0"),
         (NOBODY, 1, {}, f"'{NOBODY}' cannot be imported"),
     ):
-        with pytest.raises((ValueError, RoleError), match=words):
+        with pytest.raises((ValueError, RoleError), match=message):
             Followers(role, "{}", num, **options)
     with Followers(SMALL, "{}", 1) as group:
         learner = DataParallel(small(), group)
@@ -506,18 +506,18 @@ def test_followers_leave_when_their_leader_is_killed(sleep, tmp_path):
     else:
         for _ in range(20):
             leader.stdout.readline()
-    assert len(pids) == 2 and not any(gone(pid) for pid in pids)
+    assert len(pids) == 2 and not any(is_gone(pid) for pid in pids)
     leader.kill()
     leader.wait()
     leader.stdout.close()
-    wait_for(lambda: all(gone(pid) for pid in pids), 10)
+    wait_for(lambda: all(is_gone(pid) for pid in pids), 10)
 
 
 NOBODY = "tests.distributed.learners:Nobody"
 
 
-def test_the_room_s_words_are_those_of_its_learners():
-    """`DataParallel` shows what the learner within says of itself."""
+def test_attributes_of_the_wrapped_learner_are_passed_on():
+    """`DataParallel` has the flags of the learner it wraps."""
     learner = small()
     learner.applies_stacks = learner.learns_faster_alone = True
     with Rendezvous() as rendezvous, Group(rendezvous.address, 0, 1) as group:

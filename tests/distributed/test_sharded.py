@@ -1,4 +1,4 @@
-"""A state that is divided among processes learns what a whole one learns."""
+"""A sharded state learns the same as a full one."""
 
 import json
 import os
@@ -14,22 +14,22 @@ from raffia.learner import Accumulate
 from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.small import batch_of, float32
 from tests.distributed.learners import Small, ilql
-from tests.distributed.test_engines import gone
+from tests.distributed.test_engines import is_gone
 from tests.distributed.test_gradients import SMALL, batches, members, small, trained
 
 
 def close(found, expected, tolerance):
-    """The states of two runs and what was told; of 0 tolerance to the bit."""
+    """Compares states and metrics of two runs; a tolerance of 0 is to the bit."""
     near = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
-    (state, told), (other, told_there) = found, expected
-    for tree, there in zip([state, *told], [other, *told_there], strict=True):
-        assert set(tree.keys(True, True)) == set(there.keys(True, True))
-        for key, value in there.items(True, True):
+    (state, metrics), (other, other_metrics) = found, expected
+    for tree, theirs in zip([state, *metrics], [other, *other_metrics], strict=True):
+        assert set(tree.keys(True, True)) == set(theirs.keys(True, True))
+        for key, value in theirs.items(True, True):
             torch.testing.assert_close(tree[key], value, **near)
 
 
 class ByDoubles:
-    """A learner of one process that clips by the norm as doubles give it."""
+    """A learner of one process that clips by the norm in float64."""
 
     def __init__(self, learner):
         self.learner, self.init, self.apply = learner, learner.init, learner.apply
@@ -39,17 +39,17 @@ class ByDoubles:
         leaves = list(update["grads"].values(True, True))
         squares = [leaf.double().square().sum() for leaf in leaves if leaf.is_floating_point()]
         norm = torch.stack(squares).sum().sqrt().float()
-        # That of float32 is at most two units of its last bit away.
+        # The norm in float32 is at most two units in the last place away.
         torch.testing.assert_close(metrics["grad_norm"], norm, rtol=2**-22, atol=0)
         return update.set("grad_norm", norm), metrics.set("grad_norm", norm)
 
 
 def whole_of(learner, first=None, **options):
-    """first: the state to begin with, in threads, which would draw it from one generator."""
+    """first: the initial state, for threads, which would draw it from one generator."""
     if first is not None:
         options["before"] = lambda update, state: state if update else first.clone()
-    state, told = trained(learner, **options)
-    return learner.whole(state), told
+    state, metrics = trained(learner, **options)
+    return learner.whole(state), metrics
 
 
 def nines(num):
@@ -62,8 +62,8 @@ def numbers(tree):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("norm", [False, True])
-def test_any_number_of_parts_learns_what_the_whole_learns(size, norm):
-    """Of a net whose tensors have 7, 5 and 3 rows: not divisible, and fewer than processes."""
+def test_any_number_of_shards_learns_the_same_as_the_full_state(size, norm):
+    """The tensors have 7, 5 and 3 rows: not divisible, and fewer than processes."""
     rows = 12
 
     def make(num):
@@ -76,17 +76,17 @@ def test_any_number_of_parts_learns_what_the_whole_learns(size, norm):
         return whole_of(Sharded(small(norm=norm), group), first, make=make)
 
     found = members(size, learns, sums="ordered")
-    for state, told in found:
-        if norm and size > 1:  # processes average statistics, parts are shown them in turn
+    for state, metrics in found:
+        if norm and size > 1:  # processes average statistics, `Accumulate` sees parts in turn
             assert set(state.keys(True, True)) == set(expected[0].keys(True, True))
-            torch.testing.assert_close(told[0]["loss"], expected[1][0]["loss"])
+            torch.testing.assert_close(metrics[0]["loss"], expected[1][0]["loss"])
         else:
-            close((state, told), expected, 0)
+            close((state, metrics), expected, 0)
         for key, value in found[0][0].items(True, True):
             assert torch.equal(state[key], value)
 
 
-def test_a_state_is_cut_into_rows_and_put_together_again():
+def test_a_state_is_cut_into_rows_and_gathered_again():
     torch.manual_seed(0)
     params = {"w": torch.randn(7, 3), "b": torch.randn(()), "few": torch.randn(2)}
     state = TensorDict(
@@ -94,48 +94,48 @@ def test_a_state_is_cut_into_rows_and_put_together_again():
         opt=TensorDict(
             m=TensorDict(w=torch.randn(7, 3).bfloat16(), flag=torch.randn(9) > 0),
             count=torch.tensor(4),
-            big=torch.randn(30, 400_000),  # more than is sent at once
+            big=torch.randn(30, 400_000),  # more than one message holds
         ),
         buffers=TensorDict(x=torch.randn(9)),
         step=torch.tensor(3),
     )
     rows = rows_of(state, 3)
 
-    def there_and_back(group):
+    def round_trip(group):
         part = cut(state, rows, group.rank, 3)
         back = gathered(group, part.select("params", "opt"), rows)
-        kept = gathered(group, part.select("opt"), rows, is_kept=group.rank == 1)
-        return part, back, kept
+        on_second = gathered(group, part.select("opt"), rows, is_kept=group.rank == 1)
+        return part, back, on_second
 
-    found = members(3, there_and_back)
-    for rank, (part, back, kept) in enumerate(found):
+    found = members(3, round_trip)
+    for rank, (part, back, on_second) in enumerate(found):
         assert [len(part["params", "w"]), len(part["opt", "m", "w"])] == [[3, 2, 2][rank]] * 2
         assert part["params", "few"].shape == (2,) and part["opt", "count"] == 4
         assert part["params", "w"].untyped_storage().nbytes() < 7 * 3 * 4  # not a view of the whole
         assert torch.equal(part["buffers", "x"], state["buffers", "x"])
         for key, value in back.items(True, True):
             assert torch.equal(value, state[key]) and value.dtype is state[key].dtype
-        assert torch.equal(kept["opt", "big"], (state if rank == 1 else part)["opt", "big"])
+        assert torch.equal(on_second["opt", "big"], (state if rank == 1 else part)["opt", "big"])
 
 
-def test_followers_hold_their_part_alone_and_learn_the_bits_of_any_group():
+def test_followers_hold_only_their_shard_and_learn_the_same_bits():
     first = small().init(0)
     expected = members(2, lambda g: whole_of(Sharded(small(), g), first))[0]
-    held = []
+    states = []
     with Followers(SMALL, "{}", num=1) as group:
         learner = Sharded(small(), group)
-        state, told = trained(learner, before=lambda update, state: held.append(state) or state)
-        found = learner.whole(state), told
+        state, metrics = trained(learner, before=lambda _, state: states.append(state) or state)
+        found = learner.whole(state), metrics
         assert learner.whole(found[0]) is found[0]  # what is whole stays as it is
-    for tree, there in zip([found[0], *told], [expected[0], *expected[1]], strict=True):
-        for key, value in there.items(True, True):
+    for tree, theirs in zip([found[0], *metrics], [expected[0], *expected[1]], strict=True):
+        for key, value in theirs.items(True, True):
             assert torch.equal(tree[key], value)
-    first, then = held[0], held[1]
-    # Of 7 and 3 rows the first has 4 and 2.
+    first, then = states[0], states[1]
+    # The first process has 4 of 7 rows and 2 of 3.
     assert [numbers(one.select("params", "opt")) for one in (first, then)] == [132, 80]
 
 
-def test_the_language_models_learner_in_parts():
+def test_ilql_learns_in_shards():
     """Clipped by the norm of all of the gradients."""
 
     def make(num):
@@ -153,14 +153,14 @@ def test_the_language_models_learner_in_parts():
 
     found = members(2, learns)
     close(found[0], expected, 1e-7)  # AdamW rounds the ends of a vector otherwise than its middle
-    assert any(float(told["grad_norm"]) > 0.5 for told in expected[1]), "something is clipped"
+    assert any(float(metrics["grad_norm"]) > 0.5 for metrics in expected[1]), "something is clipped"
     cut_further = members(2, lambda group: learns(group, lambda within: Accumulate(within, 2)))
     whole = Accumulate(ilql("{}", 0), 4)
     close(cut_further[0], trained(ByDoubles(whole), num=4, make=make), 1e-7)
 
 
 def test_a_state_that_was_changed_is_divided_again():
-    """As tasks may change it between updates: a generation, a resume."""
+    """Evolution or a resume may change it between updates."""
 
     def other(update, state):
         return state if update != 3 else learner.whole(state).clone()
@@ -172,24 +172,24 @@ def test_a_state_that_was_changed_is_divided_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["part", "apply", "sum"])
-def test_a_part_that_dies_with_its_process_is_missed_at_once(place, tmp_path):
-    config = json.dumps({"die": [place, 2, str(tmp_path / "died")]})
+@pytest.mark.parametrize("phase", ["part", "apply", "sum"])
+def test_a_shard_lost_with_its_process_is_an_error(phase, tmp_path):
+    config = json.dumps({"die": [phase, 2, str(tmp_path / "died")]})
     with Followers(SMALL, config, num=2) as group:
         learner = Sharded(small(), group)
-        seen = []
+        states = []
         with pytest.raises(Lost, match="a process was lost, and with it its part .*continue"):
-            trained(learner, make=nines, before=lambda u, s: seen.append(s) or s)
+            trained(learner, make=nines, before=lambda u, s: states.append(s) or s)
         batch = next(batches(1, 9))
         with pytest.raises(
             ValueError, match="the other parts are gone: pass the newest one, or a whole"
         ):
-            learner.grads(seen[-1], batch)
-        # Of a whole state it goes on, with followers that are new.
+            learner.grads(states[-1], batch)
+        # A full state works again, with new followers.
         whole_of(learner, make=nines)
 
 
-def test_who_dies_before_it_has_a_part_is_started_again(tmp_path):
+def test_a_follower_that_dies_before_it_has_a_shard_is_restarted(tmp_path):
     config = json.dumps({"die": ["join", 3, str(tmp_path / "died")]})
     with Followers(SMALL, config, num=1) as group:
         whole_of(Sharded(small(), group))
@@ -198,7 +198,7 @@ def test_who_dies_before_it_has_a_part_is_started_again(tmp_path):
             Sharded(small(), group).grads(small().init(0), next(batches(1)))
 
 
-def test_an_idle_part_that_is_killed_is_missed():
+def test_a_shard_lost_while_idle_is_an_error():
     with Followers(SMALL, "{}", num=1, patience=60.0) as group:
         learner = Sharded(small(), group)
         state = learner.init(0)
@@ -207,10 +207,10 @@ def test_an_idle_part_that_is_killed_is_missed():
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Lost):
             learner.grads(state, next(batches(1)))
-        assert gone(pid)
+        assert is_gone(pid)
 
 
-def test_a_part_that_fails_says_why_and_no_process_is_left():
+def test_an_error_of_a_follower_is_raised_and_no_process_is_left():
     with Followers(SMALL, json.dumps({"fail": 1}), num=2) as group:
         learner = Sharded(small(), group)
         with pytest.raises(
@@ -222,17 +222,17 @@ def test_a_part_that_fails_says_why_and_no_process_is_left():
             whole_of(learner, make=nines)
 
 
-def test_what_would_part_the_parts_is_refused():
+def test_calls_that_would_make_shards_inconsistent_are_refused():
     class Plain(Small):
         applies_shards = False
 
-    def refused(words, call, *given):
-        with pytest.raises(ValueError, match=words):
-            call(*given)
+    def refused(message, call, *arguments):
+        with pytest.raises(ValueError, match=message):
+            call(*arguments)
 
     with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
-        words = "Plain does not declare that its apply works on parts"
-        refused(words, Sharded, Plain("{}", 0), group)
+        message = "Plain does not declare that its apply works on parts"
+        refused(message, Sharded, Plain("{}", 0), group)
         learner, batch = Sharded(small(), group), next(batches(1))
         first = learner.init(0)
         update, _ = learner.grads(first, batch)

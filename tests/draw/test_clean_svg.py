@@ -1,4 +1,4 @@
-"""Drawings from files: what may hurt is gone, what is shown stays."""
+"""Cleaning of SVG files: harmful parts are removed, what is shown stays."""
 
 import pytest
 
@@ -16,7 +16,7 @@ SVG = (
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
 
 
-def test_a_drawing_stays_as_it_is():
+def test_a_harmless_drawing_is_unchanged():
     assert clean_svg(SVG) == SVG.replace(' xmlns="http://www.w3.org/2000/svg"', "")
 
 
@@ -39,7 +39,7 @@ def test_a_drawing_stays_as_it_is():
         '<g id="body"/>',
     ],
 )
-def test_harm_is_taken_out(inside):
+def test_harmful_parts_are_removed(inside):
     found = clean_svg(f"{HEAD}{inside}<text>kept</text></svg>")
     assert found in (
         "<svg><text>kept</text></svg>",
@@ -63,6 +63,6 @@ def test_text_stays_text():
         ("<svg>" + "<g>" * 60 + "</g>" * 60 + "</svg>", "more than 50 levels deep"),
     ],
 )
-def test_what_is_no_drawing_is_refused(text, why):
+def test_other_texts_are_refused(text, why):
     with pytest.raises(ValueError, match=why):
         clean_svg(text)

@@ -1,4 +1,4 @@
-"""Layouts: what they promise of any tree and of any layers."""
+"""Layouts: invariants for any tree and any layers."""
 
 import random
 from itertools import combinations
@@ -11,7 +11,7 @@ from raffia.draw.layouts import LayerBox, Look
 PLAIN = Look("#ffffff", "#000000", "#000000")
 
 
-def made_tree(seed, num_nodes=60):
+def random_tree(seed, num_nodes=60):
     draw = random.Random(seed)
     children, depth = {}, {0: 0}
     for node in range(1, num_nodes):
@@ -22,19 +22,19 @@ def made_tree(seed, num_nodes=60):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nodes_of_a_tidy_tree_keep_apart_beside_the_middle_of_their_children(seed):
-    children, depth, heights = made_tree(seed)
-    places = tidy(0, children, heights)
-    for a, b in combinations(places, 2):
+def test_nodes_of_a_tidy_tree_do_not_overlap_and_are_centred_on_their_children(seed):
+    children, depth, heights = random_tree(seed)
+    y = tidy(0, children, heights)
+    for a, b in combinations(y, 2):
         if depth[a] == depth[b]:
-            assert abs(places[a] - places[b]) >= (heights[a] + heights[b]) / 2 + 8 - 1e-6
+            assert abs(y[a] - y[b]) >= (heights[a] + heights[b]) / 2 + 8 - 1e-6
     for node, below in children.items():
-        assert places[node] == pytest.approx((places[below[0]] + places[below[-1]]) / 2)
-        assert [places[child] for child in below] == sorted([places[child] for child in below])
+        assert y[node] == pytest.approx((y[below[0]] + y[below[-1]]) / 2)
+        assert [y[child] for child in below] == sorted([y[child] for child in below])
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_boxes_in_layers_keep_apart_and_within_the_drawing(seed):
+def test_boxes_in_layers_do_not_overlap_and_stay_inside_the_drawing(seed):
     draw = random.Random(seed)
     boxes = [LayerBox(PLAIN, [(f"box {i}", True)], layer=draw.randrange(4)) for i in range(14)]
     for upper in boxes:
@@ -56,7 +56,7 @@ def test_boxes_in_layers_keep_apart_and_within_the_drawing(seed):
             assert (a.y < b.y) == (a.layer < b.layer)
 
 
-def test_a_group_that_stands_apart_has_a_frame_with_its_title():
+def test_a_group_has_a_frame_with_its_title():
     inside = LayerBox(PLAIN, [("inside", True)], groups=(0,))
     outside = LayerBox(PLAIN, [("outside", True)])
     scene = layered("groups", [inside, outside], [("a title that is far too long", "short")])

@@ -1,4 +1,4 @@
-"""Scenes as SVG: what stands in them, how wide texts are, and colours for the dark."""
+"""Scenes as SVG: their elements, the width of texts, and colours for dark mode."""
 
 from xml.etree import ElementTree
 
@@ -39,13 +39,13 @@ def test_only_tones_need_a_style_sheet():
     assert ".raffia-ink{fill:#f1f5f9}" in scene.svg()
 
 
-def test_what_makes_a_scene_harmless_leaves_all_of_it():
+def test_clean_svg_leaves_a_scene_unchanged():
     scene = Scene("kept", 60, 40)
     scene.box((1, 2, 30, 20), 4, fill="box", stroke="ink", dashes="4 3", tip="tip")
     scene.line(polyline((0, 0), (9, 0)), stroke="rim", width=2)
     scene.text(3, 4, "text", anchor="middle", bold=True, opacity=0.5)
 
-    def parts(svg):  # without the name space, and the attribute that is of XML's own
+    def parts(svg):  # without the name space and XML's own attribute
         root = ElementTree.fromstring(svg)
         plain = [{k: v for k, v in e.attrib.items() if k[0] != "{"} for e in root.iter()]
         return [
@@ -57,7 +57,7 @@ def test_what_makes_a_scene_harmless_leaves_all_of_it():
     assert [look for _, _, look in found] == [look for _, _, look in wanted]
 
 
-def test_a_png_has_two_pixels_for_each(tmp_path):
+def test_a_png_has_twice_the_size(tmp_path):
     pytest.importorskip("matplotlib")
     scene = Scene("small", 30, 20)
     scene.box((0, 0, 30, 20), 4, fill="card", stroke="ink", dashes="4 3")

@@ -1,4 +1,4 @@
-"""What is done under faults: short runs and saves, and what must hold afterwards."""
+"""The cases of the sweep: short runs and saves, and what must hold after a fault."""
 
 import io
 import json
@@ -29,9 +29,9 @@ class Quiet(PlainView):
 
 
 class Training:
-    """A run; afterwards it goes on, or begins if nothing was begun, and ends with the same."""
+    """A training run; resumed afterwards, or restarted, it must give the same result."""
 
-    whole_every = 8  # of the states that are looked at, which are resumed
+    finish_every = 8  # of the states that are looked at, which are resumed
 
     def __init__(self, recipe, config):
         self.recipe, self.make = recipe, config
@@ -43,25 +43,25 @@ class Training:
     def run(self, root, mark):
         save = Checkpoints.save
 
-        def told(self, update, *arguments, **options):
+        def save_and_mark(self, update, *arguments, **options):
             path = save(self, update, *arguments, **options)
             mark(update)
             return path
 
-        Checkpoints.save = told
+        Checkpoints.save = save_and_mark
         try:
             self.recipe.train(self.config, f"{root}/run", view=Quiet())
         finally:
             Checkpoints.save = save
 
-    def check(self, root, marks, whole):
+    def check(self, root, marks, finish):
         run, failed = f"{root}/run", []
         newest = Checkpoints(f"{run}/checkpoints").newest(failed.append)
         if marks:
             assert newest is not None, f"no checkpoint is left of {marks}: {failed}"
             assert newest.update >= max(map(int, marks)), (newest.update, marks, failed)
             assert self.recipe.load_agent(run, "newest") is not None
-        if not whole:
+        if not finish:
             return
         if os.path.exists(f"{run}/config.json"):
             self.recipe.resume(run, view=Quiet())
@@ -76,7 +76,7 @@ class Training:
         assert not left, left
 
     def outcome(self, root):
-        """The tensors that the run ended with, and the number of its rows of each kind."""
+        """The final tensors of the run, and the number of its rows of each kind."""
         run = f"{root}/run"
         state = Checkpoints(f"{run}/checkpoints").newest().tensors("state")
         found = {str(key): value for key, value in state.items(True, True)}
@@ -115,12 +115,12 @@ def _ilql(data):
 
 
 def _dialogues(data):
-    """Of files, with a tokenizer that is made of them."""
+    """Dialogue files, and a tokenizer trained on them."""
     os.makedirs(data)
     with open(f"{data}/chats.jsonl", "w") as file:
         for n in range(12):
-            said = [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)]
-            file.write(json.dumps({"utterances": said, "rewards": [None, float(n % 3)]}) + "\n")
+            texts = [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)]
+            file.write(json.dumps({"utterances": texts, "rewards": [None, float(n % 3)]}) + "\n")
     config = _ilql(data)
     config = replace(
         config,
@@ -131,9 +131,9 @@ def _dialogues(data):
 
 
 class Rows:
-    """A MemmapStorage that is filled, flushed and written over."""
+    """A MemmapStorage that is filled, flushed and overwritten."""
 
-    whole_every = 1
+    finish_every = 1
     size = 6
 
     def prepare(self, folder):
@@ -142,16 +142,16 @@ class Rows:
     def run(self, root, mark):
         storage = MemmapStorage(self.size, f"{root}/rows")
         try:
-            for turn in range(5):
-                numbers = torch.arange(4) + 4 * turn
+            for step in range(5):
+                numbers = torch.arange(4) + 4 * step
                 rows = TensorDict(number=numbers, twice=torch.stack([numbers, 2 * numbers], 1))
                 storage.extend(rows.auto_batch_size_(1))
                 storage.flush()
-                mark(4 * (turn + 1))
+                mark(4 * (step + 1))
         finally:
             storage.close()
 
-    def check(self, root, marks, whole):
+    def check(self, root, marks, finish):
         if not marks and not os.path.exists(f"{root}/rows/storage.json"):
             MemmapStorage(self.size, f"{root}/rows").close()  # nothing is in the way
             return
@@ -159,13 +159,13 @@ class Rows:
         try:
             total = max([*map(int, marks), 0])
             numbers = []
-            for place in storage.rows().tolist():
-                row = storage.get(place)
+            for index in storage.rows().tolist():
+                row = storage.get(index)
                 number = int(row["number"])
                 assert row["twice"].tolist() == [number, 2 * number], row["twice"]
-                assert number % self.size == int(place), (number, place)
+                assert number % self.size == int(index), (number, index)
                 numbers.append(number)
-            # What was flushed last is there, unless it was being written over.
+            # Rows flushed last can be read, unless they were being overwritten.
             over = range(total - self.size, total - self.size + 4)
             lacking = {*range(max(0, total - self.size), total)} - {*numbers}
             assert lacking <= {*over}, (sorted(numbers), total)
@@ -177,51 +177,51 @@ class Rows:
 
 
 class Saved:
-    """A container saved over and over as one file; the old or the new one is there."""
+    """A container saved repeatedly as one file; the old or the new one can be read."""
 
-    whole_every = 1
+    finish_every = 1
 
     def prepare(self, folder):
         pass
 
     def run(self, root, mark):
-        for turn in range(4):
-            made = TensorDict(a=torch.full((3 + turn,), turn), b={"c": torch.full((2,), turn)})
-            made.save(f"{root}/folder/td.safetensors")
-            mark(turn)
+        for step in range(4):
+            td = TensorDict(a=torch.full((3 + step,), step), b={"c": torch.full((2,), step)})
+            td.save(f"{root}/folder/td.safetensors")
+            mark(step)
 
-    def check(self, root, marks, whole):
+    def check(self, root, marks, finish):
         path = f"{root}/folder/td.safetensors"
         if not marks and not os.path.exists(path):
             return
         found = TensorDict.load(path)
-        turn = int(found["a"][0])
-        assert turn >= max([int(mark) for mark in marks], default=0)
-        assert found["a"].tolist() == [turn] * (3 + turn)
-        assert found["b", "c"].tolist() == [turn] * 2
+        step = int(found["a"][0])
+        assert step >= max([int(mark) for mark in marks], default=0)
+        assert found["a"].tolist() == [step] * (3 + step)
+        assert found["b", "c"].tolist() == [step] * 2
 
     def outcome(self, root):
         return {}
 
 
 class Mapped:
-    """A container mapped to a folder: it loads whole, or an error says that it is damaged.
+    """A container mapped to a folder: it loads completely, or an error says that it is damaged.
 
     It does not promise to be on disk at any time, so nothing is reported as done.
     """
 
-    whole_every = 1
+    finish_every = 1
 
     def prepare(self, folder):
         pass
 
     def run(self, root, mark):
-        for turn in range(3):
-            TensorDict(a=torch.full((3,), turn), b={"c": torch.full((2,), turn)}).memmap(
+        for step in range(3):
+            TensorDict(a=torch.full((3,), step), b={"c": torch.full((2,), step)}).memmap(
                 f"{root}/folder"
             )
 
-    def check(self, root, marks, whole):
+    def check(self, root, marks, finish):
         try:
             found = TensorDict.load_memmap(f"{root}/folder")
             assert found["a"].shape == (3,) and found["b", "c"].shape == (2,)
@@ -238,14 +238,14 @@ class Careless(Saved):
 
     def run(self, root, mark):
         os.makedirs(f"{root}/folder", exist_ok=True)
-        for turn in range(4):
-            made = TensorDict(a=torch.full((3 + turn,), turn), b={"c": torch.full((2,), turn)})
-            made.save(f"{root}/folder/new.safetensors")
+        for step in range(4):
+            td = TensorDict(a=torch.full((3 + step,), step), b={"c": torch.full((2,), step)})
+            td.save(f"{root}/folder/new.safetensors")
             with open(f"{root}/folder/new.safetensors", "rb") as file:
                 text = file.read()
             with open(f"{root}/folder/td.safetensors", "wb") as file:
                 file.write(text)
-            mark(turn)
+            mark(step)
 
 
 CASES = {

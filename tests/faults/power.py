@@ -1,8 +1,8 @@
-"""What a disk may hold after a loss of power, by the calls that were made before.
+"""The contents a disk may have after a loss of power, given the calls made before.
 
-The strict model: what was written into a file is on disk when the file was brought there (fsync);
-a name is on disk when its folder was. That of a new folder stands in the folder above it, and goes
-with it if it was not brought there. Whatever else was done may be there or not.
+The strict model: data written to a file is on disk after an fsync of the file;
+a name is on disk after an fsync of its folder. A new folder's name is in its parent, and is lost
+unless that was synced. Everything else may be on disk or not.
 """
 
 import os
@@ -23,7 +23,7 @@ class Op(NamedTuple):
 
 
 def read_trace(path):
-    """All that was recorded."""
+    """All recorded calls."""
     ops = []
     with open(path, "rb") as file:
         text = file.read()
@@ -50,7 +50,7 @@ class Folder:
         self.now, self.durable, self.pending = {}, {}, []  # name -> File or Folder
 
     def do(self, *changes):
-        """Changes that come all at once: (name, what it is then; None: it goes)."""
+        """Changes that happen together: (name, new entry; None: it is removed)."""
         _change(self.now, changes)
         self.pending.append(changes)
 
@@ -59,7 +59,7 @@ class Folder:
 
 
 class Disk:
-    """Follows the calls; `state` gives what a loss of power may leave."""
+    """Follows the calls; `state` gives the contents after a loss of power."""
 
     def __init__(self, root):
         self.root, self.top = root, Folder()
@@ -133,14 +133,14 @@ class Disk:
             source.do((a, None))
 
     def state(self, model):
-        """{path: bytes, or None for a folder} after a loss of power at this moment."""
+        """{path: bytes, or None for a folder} after a loss of power now."""
         kind, _, seed = model.partition(" ")
         draw = random.Random(f"{seed} {len(self.marks)}") if kind == "some" else None
         found = {}
         self._collect(self.top, "", model, draw, found, set())
         return found
 
-    def _collect(self, folder, inside, model, draw, found, seen):
+    def _collect(self, folder, inside, model, draw, found, visited):
         names = dict(folder.durable)
         if draw is not None:
             for changes in folder.pending:
@@ -148,16 +148,16 @@ class Disk:
                     _change(names, changes)
         elif model in ("all", "names only", "zeros"):
             names = folder.now
-        for name, one in sorted(names.items()):
-            if id(one) in seen:  # a rename of which both halves are there: a file can't be twice
+        for name, entry in sorted(names.items()):
+            if id(entry) in visited:  # both halves of a rename: a file cannot exist twice
                 continue
-            seen.add(id(one))
+            visited.add(id(entry))
             path = f"{inside}{name}"
-            if isinstance(one, Folder):
+            if isinstance(entry, Folder):
                 found[path] = None
-                self._collect(one, f"{path}/", model, draw, found, seen)
+                self._collect(entry, f"{path}/", model, draw, found, visited)
             else:
-                found[path] = _content(one, model, draw)
+                found[path] = _content(entry, model, draw)
 
 
 def _content(file, model, draw):

@@ -1,4 +1,4 @@
-"""Runs a case over and over, with faults at its calls or after losses of power; prints JSON.
+"""Runs a case repeatedly, with faults at its calls or after losses of power; prints JSON.
 
     LD_PRELOAD=shim.so python sweep.py CASE SEED SECONDS_OF_FAULTS SECONDS_OF_LOSSES
 
@@ -32,7 +32,7 @@ LEAST = 3  # trials of each kind, however slow the machine is
 
 
 def forked(work, *arguments):
-    """Run it in a child; gives how that ended, negative for a signal, and what it printed."""
+    """Runs it in a child; returns the exit status, negative for a signal, and the output."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -58,8 +58,8 @@ def forked(work, *arguments):
     return os.waitstatus_to_exitcode(status), text.decode(errors="replace")
 
 
-def told(root, marks, at=-1, action=0, trace=None):
-    """The case, with a fault; what it reported as done goes to the file `marks`."""
+def run_case(root, marks, at=-1, action=0, trace=None):
+    """Runs the case with a fault; steps it reports as done go to the file `marks`."""
     SHIM.fault_root(os.fsencode(root))
     to = os.open(marks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -80,8 +80,8 @@ def told(root, marks, at=-1, action=0, trace=None):
     return 0
 
 
-def checked(root, marks, whole):
-    CASE.check(root, marks, whole)
+def checked(root, marks, finish):
+    CASE.check(root, marks, finish)
     return 0
 
 
@@ -96,7 +96,7 @@ def main(name, seed, of_faults, of_losses):
         CASE.check(f"{home}/warm", [], True)
         CASE.expected = CASE.outcome(f"{home}/warm")
         os.mkdir(f"{home}/traced")
-        status, text = forked(told, f"{home}/traced", f"{home}/marks", -1, 0, f"{home}/trace")
+        status, text = forked(run_case, f"{home}/traced", f"{home}/marks", -1, 0, f"{home}/trace")
         assert status == 0, text
         num_calls = int(text.split()[-1])
         found = {
@@ -107,7 +107,7 @@ def main(name, seed, of_faults, of_losses):
 
 
 def faults(home, draw, num_calls, seconds):
-    """A fault at each call in turn, spread over all of them, as many as there is time for."""
+    """Faults at single calls, spread over all of them, as many as there is time for."""
     trials = [(at, name) for at in range(num_calls) for name in ACTIONS]
     draw.shuffle(trials)
     failures, done, ends = [], 0, {}
@@ -117,7 +117,7 @@ def faults(home, draw, num_calls, seconds):
             break
         root, marks = f"{home}/{number}", f"{home}/{number}.marks"
         os.mkdir(root)
-        status, text = forked(told, root, marks, at, ACTIONS[name])
+        status, text = forked(run_case, root, marks, at, ACTIONS[name])
         ends[str(status)] = ends.get(str(status), 0) + 1
         if status not in (0, REFUSED, -9) or "Traceback" in text or "Exception ignored" in text:
             failures.append(f"{name} at call {at}: ended with {status}: {text[-1500:]}")
@@ -132,9 +132,9 @@ def faults(home, draw, num_calls, seconds):
 
 
 def losses(home, draw, num_calls, seconds):
-    """Losses of power after each of the calls; each state that may be left is looked at once."""
+    """Losses of power after each of the calls; each possible state is checked once."""
     ops = power.read_trace(f"{home}/trace")
-    disk, states, seen = power.Disk(f"{home}/traced"), [], set()
+    disk, states, known = power.Disk(f"{home}/traced"), [], set()
     contents = {}  # by digest: most states have most of them in common
     for number, op in enumerate(ops):
         disk.apply(op)
@@ -145,32 +145,32 @@ def losses(home, draw, num_calls, seconds):
                     digest = hashlib.blake2b(content).digest()
                     state[path] = contents.setdefault(digest, content)
             key = tuple([(path, id(content)) for path, content in state.items()]), len(disk.marks)
-            if key not in seen:
-                seen.add(key)
+            if key not in known:
+                known.add(key)
                 states.append((number, model, state, [*disk.marks]))
     now = {path: content for path, content in disk.state("all").items()}
-    for path, content in now.items():  # the model of all that was done is what is there
+    for path, content in now.items():  # with all calls done, the model equals the real folder
         if content is not None:
             with open(f"{home}/traced/{path}", "rb") as file:
                 assert file.read() == content, f"the trace lacks something of {path}"
     draw.shuffle(states)
     until = time.monotonic() + seconds
-    failures, done, gone_on = [], 0, 0
+    failures, done, num_finished = [], 0, 0
     for number, (at, model, state, marks) in enumerate(states):
         if time.monotonic() > until and done >= LEAST:
             break
         root = f"{home}/{number}"
         power.lay_out(state, root)
-        whole = number % CASE.whole_every == 0
-        status, text = forked(checked, root, marks, whole)
+        finish = number % CASE.finish_every == 0
+        status, text = forked(checked, root, marks, finish)
         if status:
             failures.append(f"power lost after call {at} ({ops[at].kind}), {model}: {text[-1500:]}")
         shutil.rmtree(root)
-        done, gone_on = done + 1, gone_on + whole
+        done, num_finished = done + 1, num_finished + finish
     return {
         "num_states": len(states),
         "num_trials": done,
-        "num_gone_on": gone_on,
+        "num_finished": num_finished,
         "failures": failures,
     }
 

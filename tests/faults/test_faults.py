@@ -1,4 +1,4 @@
-"""Faults and losses of power at the calls of libc that runs and saves make: nothing is lost.
+"""Faults and losses of power at the libc calls of runs and saves: nothing is lost.
 
 Below Python: a library that is loaded before libc counts each call about a file, kills the process
 at it, fails it, or cuts it short; and writes down what was written, synced and renamed, from which
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-SECONDS = {  # of faults, of losses of power; and how many of each there must be at least
+SECONDS = {  # for faults, for losses of power
     "efficientzero": (7, 6),
     "members": (7, 6),
     "dialogues": (6, 5),
@@ -37,7 +37,7 @@ def shim(tmp_path_factory):
 
 
 def swept(shim, case, of_faults, of_losses, seed=0):
-    """What a sweep found."""
+    """The result of a sweep."""
     done = subprocess.run(
         [sys.executable, str(HERE / "sweep.py"), case, str(seed), str(of_faults), str(of_losses)],
         env=os.environ | {"LD_PRELOAD": str(shim), "OMP_NUM_THREADS": "1"},
@@ -63,8 +63,8 @@ def test_nothing_is_lost(shim, case):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_sweep_sees_a_careless_writer(shim):
+def test_the_sweep_finds_a_careless_writer(shim):
     found = swept(shim, "careless", 20, 6)  # enough for both kinds, also on a busy machine
-    told = found["faults"]["failures"]
-    assert any("kill" in line for line in told) and any("afterwards" in line for line in told)
+    lines = found["faults"]["failures"]
+    assert any("kill" in line for line in lines) and any("afterwards" in line for line in lines)
     assert any("power lost" in line for line in found["losses"]["failures"])

@@ -1,7 +1,7 @@
-"""Damaged files of every kind, given to what reads them: an error of ours, soon, in little memory.
+"""Damaged files of every kind, given to their readers: an error of ours, soon, in little memory.
 
-A damage may also go unseen, where nothing says what the file should hold; what is exported, saved
-or kept by a run says it.
+Damage may also go unnoticed where nothing records what the file should hold; exports, saved models
+and runs have such records.
 """
 
 import io
@@ -68,12 +68,12 @@ def tokenizer_folder(folder):
     return folder / "tokenizer"
 
 
-def theirs(folder):
+def hf_tokenizer(folder):
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[U]": 1}, unk_token="[U]"))
-    (folder / "there").mkdir()
-    made.save(str(folder / "there" / "tokenizer.json"))
-    tokenizer = HFTokenizer(folder / "there", add_missing=True)
+    source = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[U]": 1}, unk_token="[U]"))
+    (folder / "source").mkdir()
+    source.save(str(folder / "source" / "tokenizer.json"))
+    tokenizer = HFTokenizer(folder / "source", add_missing=True)
     tokenizer.save(folder / "tokenizer")
     return folder / "tokenizer"
 
@@ -120,13 +120,13 @@ def hf(folder):
     return load_hf(folder)
 
 
-# What makes the files, what reads them, whether a damage may load, and how many are tried.
+# The writer of the files, their reader, whether damaged files may load, and the number of trials.
 KINDS = {
     "exported": (exported, load_exported, False, 20),
     "gpt2": (gpt2_folder, gpt2, True, 30),
     "llama": (llama_folder, hf, True, 12),
     "tokenizer": (tokenizer_folder, load_tokenizer, True, 30),
-    "their tokenizer": (theirs, load_tokenizer, True, 30),
+    "their tokenizer": (hf_tokenizer, load_tokenizer, True, 30),
     "settings": (settings, read_settings, True, 75),
     "run": (run_config, read_run, True, 50),
     "report": (report, lambda run: write_report([run]), True, 8),
@@ -135,7 +135,7 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_files_are_said(kind, tmp_path, monkeypatch):
+def test_damaged_files_are_reported(kind, tmp_path, monkeypatch):
     make, read, may_load, num = KINDS[kind]
     (tmp_path / "whole").mkdir()
     whole = make(tmp_path / "whole")
@@ -147,20 +147,20 @@ def test_damaged_files_are_said(kind, tmp_path, monkeypatch):
     draw, loaded = random.Random(kind), []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(num):
-        there = tmp_path / "damaged"
-        shutil.copytree(whole, there)
-        path = draw.choice(sorted(path for path in there.rglob("*") if path.is_file()))
-        name, old = path.relative_to(there).as_posix(), path.read_bytes()
+        copy = tmp_path / "damaged"
+        shutil.copytree(whole, copy)
+        path = draw.choice(sorted(path for path in copy.rglob("*") if path.is_file()))
+        name, old = path.relative_to(copy).as_posix(), path.read_bytes()
         if draw.random() < 0.05:
             path.unlink()
         else:
             path.write_bytes(damaged(old, draw))
         changed = not path.exists() or path.read_bytes() != old
-        begun = time.process_time()
+        start = time.process_time()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                read(there)
+                read(copy)
             if changed:
                 loaded.append(name)
         except OURS as error:
@@ -169,14 +169,14 @@ def test_damaged_files_are_said(kind, tmp_path, monkeypatch):
             file = traceback.extract_tb(error.__traceback__)[-1].filename
             assert "/raffia/" in file and "site-packages" not in file, (number, name, error)
         except Exception as error:
-            shutil.copytree(there, "/tmp/raffia-damaged", dirs_exist_ok=True)
+            shutil.copytree(copy, "/tmp/raffia-damaged", dirs_exist_ok=True)
             raise AssertionError(f"{kind}, damage {number}, of {name}: {error!r:.500}") from error
-        spent = time.process_time() - begun
+        spent = time.process_time() - start
         assert spent < SECONDS, f"{kind}, damage {number}, of {name}: {spent:.1f} s"
-        shutil.rmtree(there)
+        shutil.rmtree(copy)
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert more < MEGABYTES, f"{more:.0f} MB more"
     free = ("README.md", "generation_config", "chat_template", "lock", "tokenizer_config")
-    unseen = [name for name in loaded if not name.startswith(free)]
-    assert may_load or not unseen, f"loaded with damage: {unseen}"
+    unnoticed = [name for name in loaded if not name.startswith(free)]
+    assert may_load or not unnoticed, f"loaded with damage: {unnoticed}"
     assert len(loaded) < num or kind == "report"  # which shows what there is

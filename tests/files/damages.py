@@ -1,4 +1,4 @@
-"""Damages of files: other bytes, other values of JSON, and other things in their place."""
+"""Damages of files: other bytes, other values of JSON, and something else under their name."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ NASTY = [
     *([2**62, 2**62], [0, 2**62], [0, 2**62, 2**62], {}, {"a": 1}, {"class": "TensorDict"}),
     *({"file": "a.memmap"}, {"$tuple": 3}, {"$dict": 3}, {"$tuple": [1]}),
 ]  # fmt: skip
-PLACED = ["gone", "pipe", "folder", "file", "link", "loop", "device"]
+REPLACEMENTS = ["gone", "pipe", "folder", "file", "link", "loop", "device"]
 
 
 def damaged(text, draw):
@@ -60,26 +60,26 @@ def damaged(text, draw):
 
 
 def _other_value(text, draw):
-    places = [m.span() for m in re.finditer(rb"(?<=[:\[,] )[^\s,\]}{\[]+", text[:20_000])]
-    if not places:
+    spans = [m.span() for m in re.finditer(rb"(?<=[:\[,] )[^\s,\]}{\[]+", text[:20_000])]
+    if not spans:
         return text[::-1]
-    begin, end = draw.choice(places)
+    begin, end = draw.choice(spans)
     return text[:begin] + draw.choice([b"0", b"-5", b'"x"', b"[]", b"{}", *JUNK]) + text[end:]
 
 
-def places(value, path=()):
-    """Where the values in a JSON document are."""
+def paths_of(value, path=()):
+    """The paths of all values in a JSON document."""
     yield path
     if isinstance(value, (dict, list)):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(item, (*path, key))
+            yield from paths_of(item, (*path, key))
 
 
 def changed(document, rng):
     """A copy with one or two values replaced, removed, renamed or doubled."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 2))):
-        path = rng.choice([path for path in places(document) if path] or [()])
+        path = rng.choice([path for path in paths_of(document) if path] or [()])
         if not path:
             return rng.choice(NASTY)
         parent = document
@@ -98,18 +98,18 @@ def changed(document, rng):
     return document
 
 
-def put(what, place, outside):
-    """Something else in the place of a file or folder, which is moved outside."""
-    place.rename(outside)
-    if what == "pipe":
-        os.mkfifo(place)
-    elif what == "folder":
-        place.mkdir()
-    elif what == "file":
-        place.write_bytes(b"\0" * 3)
-    elif what == "link":
-        place.symlink_to(outside)
-    elif what == "loop":
-        place.symlink_to(place.parent)
-    elif what == "device":
-        place.symlink_to("/dev/zero")
+def put(kind, path, outside):
+    """Puts something else under the name of a file or folder, which is moved outside."""
+    path.rename(outside)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "file":
+        path.write_bytes(b"\0" * 3)
+    elif kind == "link":
+        path.symlink_to(outside)
+    elif kind == "loop":
+        path.symlink_to(path.parent)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")

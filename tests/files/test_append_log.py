@@ -1,4 +1,4 @@
-"""Files that only grow: whole records, whatever a crash has left of the last one."""
+"""Append logs: complete records only, whatever a crash has left of the last one."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
-def test_rows_are_lines_of_json_that_are_there_at_once(path):
+def test_rows_are_lines_of_json_that_can_be_read_at_once(path):
     nan, inf = float("nan"), float("inf")
     with JsonLines(path) as file:
         for update in range(3):
@@ -39,7 +39,7 @@ def test_rows_are_lines_of_json_that_are_there_at_once(path):
     assert rows_of(path)[-1] == {"loss": None, "more": [None, None, 1.0], "deep": {"x": [None]}}
 
 
-def test_rewinding_leaves_what_was_written_before(path):
+def test_rewinding_keeps_the_rows_before_it(path):
     with JsonLines(path) as file:
         file.write({"update": 1})
         position = file.position()
@@ -60,7 +60,7 @@ def test_rewinding_leaves_what_was_written_before(path):
     "tail", [b'{"update": 2', b"\0" * 5000, b'{"update": 2}', b"\xff\xfe\n", b"[1]\n", b"\n\n\0\n"]
 )
 @pytest.mark.parametrize("before", [0, 1, 3])
-def test_what_a_crash_cut_off_is_removed_when_it_is_opened(path, tail, before):
+def test_an_incomplete_last_row_is_removed_when_the_log_is_opened(path, tail, before):
     rows = [{"update": i, "long": "x" * 40_000 * i} for i in range(before)]
     with JsonLines(path) as file:
         for row in rows:

@@ -1,4 +1,4 @@
-"""Files that are written all at once, and what is read with care."""
+"""Files and folders that are written atomically, and checked when they are read."""
 
 import os
 from pathlib import Path
@@ -21,19 +21,19 @@ from raffia.files import (
 )
 
 
-def test_what_is_replaced_is_there_at_the_end_or_not_at_all(tmp_path):
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    with pytest.raises(KeyError), replaced(path) as there:
-        Path(there).write_bytes(b"half")
+    with pytest.raises(KeyError), replaced(path) as temporary:
+        Path(temporary).write_bytes(b"half")
         raise KeyError
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["x"]
-    with replaced(path) as there:
-        Path(there).write_bytes(b"new")
+    with replaced(path) as temporary:
+        Path(temporary).write_bytes(b"new")
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["x"]
 
 
-def test_a_file_is_on_disk_before_it_has_its_name_and_then_the_name_is(tmp_path, monkeypatch):
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_afterwards(tmp_path, monkeypatch):
     done, fsync, replace = [], os.fsync, os.replace
 
     def noted(fd):
@@ -59,7 +59,7 @@ def test_a_file_is_on_disk_before_it_has_its_name_and_then_the_name_is(tmp_path,
     assert new == str(path) and path.read_bytes() == b"newer"
 
 
-def test_the_names_of_new_folders_are_brought_to_disk(tmp_path, monkeypatch):
+def test_the_parents_of_new_folders_are_synced(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     for _ in range(2):
@@ -67,28 +67,28 @@ def test_the_names_of_new_folders_are_brought_to_disk(tmp_path, monkeypatch):
         assert synced == [str(tmp_path), str(tmp_path / "a")]
 
 
-def test_a_folder_with_what_a_killed_process_left_is_free(tmp_path):
+def test_a_folder_with_only_temporary_files_of_a_killed_process_counts_as_empty(tmp_path):
     (tmp_path / ".0123456789ab.tmp").touch()
     assert is_free(tmp_path / "nowhere") and is_free(tmp_path)
     (tmp_path / ".mine.tmp").touch()
     assert not is_free(tmp_path) and not is_free(tmp_path / ".mine.tmp")
 
 
-def test_a_folder_appears_at_once_or_not_at_all(tmp_path):
-    with pytest.raises(KeyError), new_folder(tmp_path / "in" / "x") as there:
-        (Path(there) / "a").write_bytes(b"half")
+def test_a_folder_appears_completely_or_not_at_all(tmp_path):
+    with pytest.raises(KeyError), new_folder(tmp_path / "in" / "x") as temporary:
+        (Path(temporary) / "a").write_bytes(b"half")
         raise KeyError
     assert os.listdir(tmp_path / "in") == []
-    with new_folder(tmp_path / "in" / "x") as there:
-        (Path(there) / "deep").mkdir()
-        (Path(there) / "deep" / "a").write_bytes(b"new")
+    with new_folder(tmp_path / "in" / "x") as temporary:
+        (Path(temporary) / "deep").mkdir()
+        (Path(temporary) / "deep" / "a").write_bytes(b"new")
     assert (tmp_path / "in" / "x" / "deep" / "a").read_bytes() == b"new"
     with pytest.raises(OSError), new_folder(tmp_path / "in" / "x"):
         pass
     assert os.listdir(tmp_path / "in") == ["x"] and os.listdir(tmp_path / "in" / "x") == ["deep"]
 
 
-def test_json_of_any_text_is_written_and_what_is_none_is_damaged(tmp_path):
+def test_json_of_any_text_is_written_and_invalid_json_is_damaged(tmp_path):
     content = {"a": "é", "half of a pair": "\ud800"}
     write_json(tmp_path / "x", content)
     assert parse_json("x", (tmp_path / "x").read_bytes()) == content
@@ -97,15 +97,15 @@ def test_json_of_any_text_is_written_and_what_is_none_is_damaged(tmp_path):
             parse_json("x.json", text)
 
 
-def test_a_foreign_error_names_the_file_and_the_systems_own_stays():
-    class Odd(Exception):
+def test_an_error_of_a_reader_becomes_damage_and_an_error_of_the_system_stays():
+    class NoStr(Exception):
         def __str__(self):
             raise ValueError
 
-    for error in (KeyError("a"), TypeError("b" * 10**6), RecursionError(), OSError("c"), Odd()):
-        with pytest.raises(DamagedFileError) as seen, foreign_reader("x"):
+    for error in (KeyError("a"), TypeError("b" * 10**6), RecursionError(), OSError("c"), NoStr()):
+        with pytest.raises(DamagedFileError) as info, foreign_reader("x"):
             raise error
-        assert str(seen.value).startswith("x: it cannot be read: ") and len(str(seen.value)) < 400
+        assert str(info.value).startswith("x: it cannot be read: ") and len(str(info.value)) < 400
     for own in (FileNotFoundError(2, "no"), PermissionError(13, "no"), MemoryError()):
         with pytest.raises(type(own)), foreign_reader("x"):
             raise own

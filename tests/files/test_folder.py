@@ -1,4 +1,4 @@
-"""Folders that are written all at once."""
+"""Folders that are written atomically."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def test_round_trip_and_replacement(tmp_path):
     path = tmp_path / "new" / "folder"
     write(path, a_txt="one", b="two")
     assert texts(path) == {"a.txt": "one", "b": "two"}
-    written = {"c.txt": lambda place: Path(place).write_text("three")}
+    written = {"c.txt": lambda target: Path(target).write_text("three")}
     write_folder(path, "letter", 1, written, extras={"n": [1, None]})
     folder = read_folder(path, "letter", 1)
     assert texts(path) == {"c.txt": "three"} and folder.extras == {"n": [1, None]}
@@ -53,7 +53,7 @@ def test_a_failed_write_changes_nothing(tmp_path):
     assert sorted(os.listdir(tmp_path)) == before and texts(tmp_path) == {"a": "one"}
 
 
-def test_other_kinds_and_versions_are_named(tmp_path):
+def test_an_error_names_another_kind_or_version(tmp_path):
     write(tmp_path, a="one")
     with pytest.raises(ValueError, match="holds 'letter' of version 1, but .* 'parcel' of version"):
         read_folder(tmp_path, "parcel", 1)
@@ -66,7 +66,7 @@ def test_other_kinds_and_versions_are_named(tmp_path):
     assert texts(tmp_path) == {"a": "one"}
 
 
-def test_what_is_no_folder_of_ours_is_left_alone(tmp_path):
+def test_folders_of_others_are_left_alone(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileExistsError, match="not a folder"):
         write(tmp_path / "file", a="one")

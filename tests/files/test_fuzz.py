@@ -1,4 +1,4 @@
-"""All that the files room writes, damaged: what was written is read, or there is the one error.
+"""Damaged files of every format: they load as they were written, or raise the one error.
 
 One row for each form of files: what makes it, what reads it, and whether a damage may go unseen, as
 where nothing says what a file should hold.
@@ -28,7 +28,7 @@ from raffia.files import (
 )
 from raffia.files.folder import read_folder, write_folder
 from raffia.train.checkpoint import CheckpointError, Checkpoints, read_checkpoint
-from tests.files.damages import PLACED, changed, damaged, places, put
+from tests.files.damages import REPLACEMENTS, changed, damaged, paths_of, put
 from tests.tensordict.stored import content as all_of
 from tests.tensordict.stored import sample, strided, with_holes
 
@@ -83,14 +83,14 @@ def tree():
 
 
 def content(td):
-    """All that it holds, whatever that is."""
+    """The whole content of a container, comparable."""
     leaves = td.values(True, True)
-    held = [(x.dtype, x.shape, x.numpy().tobytes()) for x in leaves if isinstance(x, torch.Tensor)]
-    return held, str(list(td.keys(True))), str(td.select("b", strict=False).to_dict())
+    data = [(x.dtype, x.shape, x.numpy().tobytes()) for x in leaves if isinstance(x, torch.Tensor)]
+    return data, str(list(td.keys(True))), str(td.select("b", strict=False).to_dict())
 
 
 def full(fill=1.0):
-    """With entries of each kind, nested tensors among them."""
+    """A container with entries of each kind, nested tensors among them."""
     td = sample(fill)
     td["j"], td["r"] = with_holes(), strided()
     return td
@@ -140,7 +140,7 @@ FORMS = {  # what makes it, what reads it, whether a damage may go unseen
     "rows": (make_rows, read_rows, True),
     "checkpoint": (make_checkpoint, read_state, False),
 }
-# What is no damage: a manifest that is gone, a lock.
+# Files whose loss is no damage: a manifest, a lock.
 FREE = {"manifest": ("raffia_manifest.json",), "rows": ("lock", "log.bin")}
 
 
@@ -154,20 +154,20 @@ def form(request, tmp_path):
 
 
 def attempt(read, folder):
-    """What is read, or the error, if it is one that a user may get to see; soon."""
-    begun = time.process_time()
+    """The content, or the error, if it is one meant for users; and within a limit of time."""
+    start = time.process_time()
     try:
         return read(folder)
     except (DamagedFileError, CheckpointError, FileNotFoundError, ValueError) as error:
         assert 0 < len(str(error)) < 6000
         return error
     finally:
-        assert time.process_time() - begun < SECONDS
+        assert time.process_time() - start < SECONDS
 
 
-def check(name, expected, found, may_load, what):
-    if not isinstance(found, Exception) and what not in FREE.get(name, ()):
-        assert may_load or found == expected, f"{what} of {name} was loaded with damage"
+def check(name, expected, found, may_load, part):
+    if not isinstance(found, Exception) and part not in FREE.get(name, ()):
+        assert may_load or found == expected, f"{part} of {name} was loaded with damage"
 
 
 def test_bytes_of_any_file(form, tmp_path):
@@ -175,20 +175,20 @@ def test_bytes_of_any_file(form, tmp_path):
     expected, rng, refused = read(whole), random.Random(name), 0
     files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     for _ in range(80):
-        there = tmp_path / "there"
-        shutil.copytree(whole, there)
+        copy = tmp_path / "copy"
+        shutil.copytree(whole, copy)
         path = rng.choice(files)
-        old = (there / path).read_bytes()
-        (there / path).write_bytes(damaged(old, rng))
-        found = attempt(read, there)
+        old = (copy / path).read_bytes()
+        (copy / path).write_bytes(damaged(old, rng))
+        found = attempt(read, copy)
         refused += isinstance(found, Exception)
         check(name, expected, found, may_load, path.name)
-        shutil.rmtree(there)
+        shutil.rmtree(copy)
     assert refused > 10 or name == "log"
 
 
 def test_values_of_any_record(form, tmp_path):
-    """Also with the right checksum, where a record has one: nothing in it is trusted."""
+    """Also with a right checksum, where a record has one: no value in it is trusted."""
     name, whole, read, _ = form
     records = [path for path in whole.rglob("*") if path.is_file() and is_json(path)]
     rng = random.Random(name)
@@ -212,25 +212,25 @@ def is_json(path):
         return False
 
 
-@pytest.mark.parametrize("what", PLACED)
-def test_something_else_in_the_place_of_a_file(form, what, tmp_path):
+@pytest.mark.parametrize("kind", REPLACEMENTS)
+def test_a_file_replaced_by_something_else(form, kind, tmp_path):
     name, whole, read, may_load = form
     expected = read(whole)
     files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     for number, path in enumerate(files):
-        there = tmp_path / str(number)
-        shutil.copytree(whole, there)
-        if what in ("pipe", "device") and name in ("log", "json"):
-            continue  # which are opened by the name that the user gave
-        put(what, there / path, tmp_path / f"outside{number}")
+        copy = tmp_path / str(number)
+        shutil.copytree(whole, copy)
+        if kind in ("pipe", "device") and name in ("log", "json"):
+            continue  # users pass the name of these files themselves
+        put(kind, copy / path, tmp_path / f"outside{number}")
         try:
-            found = attempt(read, there)
+            found = attempt(read, copy)
         except OSError as error:
             found = error
-        check(name, expected, found, may_load or what == "link", path.name)
-        if isinstance(found, Exception) and what != "link":
+        check(name, expected, found, may_load or kind == "link", path.name)
+        if isinstance(found, Exception) and kind != "link":
             continue
-        assert what == "link" or path.name in FREE.get(name, ()) or name == "log", (path, found)
+        assert kind == "link" or path.name in FREE.get(name, ()) or name == "log", (path, found)
 
 
 def test_damage_is_of_every_kind():
@@ -238,6 +238,6 @@ def test_damage_is_of_every_kind():
     found = {damaged(text, draw) for _ in range(500)}
     assert len(found) > 100 and text[:5] in found and any(len(one) > 3000 for one in found)
     document = {"a": [1, {"b": 2}]}
-    assert len([*places(document)]) == 5
+    assert len([*paths_of(document)]) == 5
     assert len({json.dumps(changed(document, draw)) for _ in range(100)}) > 50
     assert document == {"a": [1, {"b": 2}]}

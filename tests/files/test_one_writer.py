@@ -9,21 +9,21 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "raffia"
 
-# Who may write, and why not by `write_atomically`.
+# Files that may write, and why not by `write_atomically`.
 WRITERS = {
     "files/atomic.py": "the writer itself",
     "files/folder.py": "files of folders whose manifest comes last; removes those before",
     "files/append_log.py": "files that only grow; cuts off what is no whole record",
     "files/space.py": "files that stay mapped: made with their room; temporary ones",
-    "lm/data/token_store.py": "... files of such a folder, written in turn as rows come",
+    "lm/data/token_store.py": "... files of such a folder, appended to as rows come",
     "data/memmap_files.py": "writes who holds the lock into its file",
     "data/row_files.py": "removes the mapped files of a storage",
     "tensordict/folder_writer.py": "removes the record before its files are written",
     "distributed/process.py": "frees shared memory",
     "train/replay_log.py": "removes rows that no checkpoint names",
     "train/checkpoint.py": "removes checkpoints, their manifest first",
-    "lm/folder.py": "safetensors to the place that `replaced` gives",
-    "recipes/ilql/export.py": "... in a folder that appears at once",
+    "lm/folder.py": "safetensors to the temporary file of `replaced`",
+    "recipes/ilql/export.py": "... in a folder that appears atomically",
     "recipes/run_folder.py": "removes what a killed process left in a new run's folder",
     "algorithms/ilql/agent_files.py": "safetensors within such a folder",
     "draw/scene.py": "matplotlib, into the file that `write_atomically` gives",
@@ -39,7 +39,7 @@ DOTTED = {
     *("os.replace", "os.rename", "os.renames", "os.remove", "shutil.move", "shutil.copy"),
     *("np.save", "numpy.save", "torch.save", "json.dump", "safetensors.torch.save_file"),
 }
-# Names of functions of `safetensors.torch` and of ours; that one is a writer.
+# Names of functions of `safetensors.torch` and of ours; the former is a writer.
 NAMES = {"save_file"}
 OPENERS = {"open", "io.open", "os.fdopen", "gzip.open", "bz2.open", "lzma.open"}
 
@@ -54,7 +54,7 @@ def dotted(node):
 
 
 def writes(text):
-    """The calls in a source that write, make or remove files: (line, what)."""
+    """The calls in a source that write, make or remove files: (line, call)."""
     tree, found = ast.parse(text), []
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     from_ours = [node for node in imports if (node.module or "").startswith("raffia.")]
@@ -64,12 +64,12 @@ def writes(text):
             continue
         name, is_method = dotted(node.func), isinstance(node.func, ast.Attribute)
         last = name.rpartition(".")[2]
-        place = 0 if is_method and name not in OPENERS else 1
-        given = [
-            *node.args[place : place + 1],
+        position = 0 if is_method and name not in OPENERS else 1
+        arguments = [
+            *node.args[position : position + 1],
             *[k.value for k in node.keywords if k.arg == "mode"],
         ]
-        modes = [one.value for one in given if isinstance(one, ast.Constant)]
+        modes = [argument.value for argument in arguments if isinstance(argument, ast.Constant)]
         if name == "os.open":
             flags = " ".join(map(ast.unparse, node.args[1:]))
             if any(flag in flags for flag in ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")):
@@ -82,12 +82,12 @@ def writes(text):
     return found
 
 
-def test_nothing_else_writes():
+def test_no_other_file_writes():
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        if there := writes(path.read_text()):
-            found[path.relative_to(SOURCE).as_posix()] = there
-    others = {name: there for name, there in found.items() if name not in WRITERS}
+        if calls := writes(path.read_text()):
+            found[path.relative_to(SOURCE).as_posix()] = calls
+    others = {name: calls for name, calls in found.items() if name not in WRITERS}
     assert not others, f"write by raffia.files.write_atomically: {others}"
     assert not WRITERS.keys() - found.keys(), "these write no longer"
 
@@ -117,7 +117,7 @@ def test_the_test_sees_writers(line):
     assert len(writes(line)) == 1
 
 
-def test_the_test_passes_readers_and_our_own_writer():
+def test_the_test_allows_readers_and_write_atomically():
     text = """
     from raffia.tensordict.safetensors_file import save_file
     open("x"); open("x", "rb"); path.open("r"); os.open("x", os.O_RDONLY); Store.open(folder)

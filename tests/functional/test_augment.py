@@ -26,7 +26,7 @@ def pad_and_crop(x, shift, pad):
 @pytest.mark.parametrize("shape", [(25, 3, 6, 8), (25, 2, 4, 5, 7), (25, 9, 9)])
 def test_shift_equals_pad_and_crop(shape, dtype):
     x = images(*shape, dtype=dtype)
-    shift = torch.cartesian_prod(torch.arange(5), torch.arange(5))  # all there are
+    shift = torch.cartesian_prod(torch.arange(5), torch.arange(5))  # all possible shifts
     got = random_shift(x, shift, pad=2)
     assert got.dtype == dtype and torch.equal(got, pad_and_crop(x, shift, 2))
 

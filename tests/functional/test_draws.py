@@ -1,4 +1,4 @@
-"""Draws from seeds: of the distribution that they name, whatever else is drawn beside them."""
+"""Draws from seeds: they have their distribution, whatever else is drawn beside them."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_seeded_dirichlet_noise_has_the_distribution_of_torch_s(alpha):
     critical = 1.63 * (2 / num) ** 0.5  # one in a hundred is farther
     for column in (0, 2, 3):
         assert distance(drawn[:, column], expected[:, column]) < critical
-    assert distance(drawn[:, 0], expected[:, 0] ** 1.1) > critical  # it tells them apart
+    assert distance(drawn[:, 0], expected[:, 0] ** 1.1) > critical  # it can distinguish them
 
 
 def test_a_seed_s_noise_does_not_depend_on_the_others():

@@ -1,4 +1,4 @@
-"""Products that depend on where in memory the factors lie are noticed, and asked to be others."""
+"""Products that depend on the alignment of their factors are noticed; exact ones are requested."""
 
 import os
 import subprocess
@@ -24,8 +24,8 @@ def test_products_that_depend_on_memory_are_noticed(monkeypatch):
     assert not exact.products_are_exact()
 
 
-@pytest.mark.parametrize("given, expected", [(None, "AUTO"), ("COMPATIBLE", "COMPATIBLE")])
-def test_what_the_environment_says_stays(given, expected):
+@pytest.mark.parametrize("setting, expected", [(None, "AUTO"), ("COMPATIBLE", "COMPATIBLE")])
+def test_a_setting_in_the_environment_variable_is_respected(setting, expected):
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     program = (
         "import os\n"
@@ -34,7 +34,7 @@ def test_what_the_environment_says_stays(given, expected):
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env=environment | ({} if given is None else {"MKL_CBWR": given}),
+        env=environment | ({} if setting is None else {"MKL_CBWR": setting}),
         capture_output=True,
         text=True,
         check=True,

@@ -92,7 +92,7 @@ def test_vmap_equals_separate_calls(num_members):
         torch.testing.assert_close(aux["error"][i], a["error"])
 
 
-def test_within_grad_it_nests():
+def test_it_can_be_called_within_grad():
     def outer(p):
         grads, _ = value_and_grad(lambda q: (q["a"].pow(3).sum(), ()), p)
         return grads["a"].sum()

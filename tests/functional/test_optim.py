@@ -83,7 +83,7 @@ MEMBERS = [(name, where) for name in CASES for where in ("stacked", "vmap")]
 @pytest.mark.parametrize(
     "case, where", [*MEMBERS, ("adamw", "vmap compiled"), ("nesterov", "vmap compiled")]
 )
-def test_members_with_own_rates_equal_separate_runs(case, where):
+def test_members_with_different_rates_equal_separate_runs(case, where):
     optimizer = CASES[case][0]
     num_members = 3
     params, grads = tree(num_members), [tree(num_members, seed=s) for s in (5, 6, 7)]
@@ -111,7 +111,7 @@ def test_members_with_own_rates_equal_separate_runs(case, where):
 
 @pytest.mark.parametrize("where", ["plain", "vmap"])
 @pytest.mark.parametrize("make", [adamw, sgd])
-def test_the_decay_of_a_call_stands_for_that_of_the_optimiser(make, where):
+def test_the_decay_of_a_call_overrides_that_of_the_optimiser(make, where):
     def updated(optimizer, **decay):
         def call(params, grads, opt):
             return optimizer.update(params, grads, opt, learning_rate=0.5, **decay)
@@ -138,7 +138,7 @@ def test_memory_is_used_in_place_and_gradients_are_not_touched(optimizer):
 
 @OPTIMIZERS
 def test_any_layout_of_memory_gives_the_same(optimizer):
-    """The fused kernels walk through memory as it lies, and would pair unlike entries."""
+    """The fused kernels walk through memory in storage order, and would pair different entries."""
 
     def run(layout_p, layout_g):
         p = {"w": layout_p(torch.arange(24.0).reshape(2, 3, 2, 2))}
@@ -166,7 +166,7 @@ def test_a_parameter_that_requires_grad_is_moved_without_history():
     assert new["w"] is params["w"] and new["w"].tolist() == [0.5, 0.5]
 
 
-def test_leaves_are_paired_by_name_not_by_place():
+def test_leaves_are_paired_by_name_not_by_order():
     params = {"a": torch.zeros(2), "b": {"c": torch.zeros(2)}}
     grads = TensorDict(b=TensorDict(c=torch.ones(2)), a=torch.zeros(2))
     new, _ = sgd(0.0).update(params, grads, sgd(0.0).init(params), learning_rate=1.0)
@@ -193,7 +193,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("call, words", REFUSED, ids=[words for _, words in REFUSED])
-def test_what_is_refused(call, words):
+def test_invalid_arguments_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
 
@@ -236,7 +236,7 @@ def test_clipping_equals_torch(max_norm):
 
 
 @pytest.mark.parametrize("where", ["stacked", "vmap"])
-def test_clipping_is_of_each_member(where):
+def test_clipping_is_separate_for_each_member(where):
     grads, bounds = tree(3, seed=2), torch.tensor([0.1, 2.0, 100.0])
     if where == "vmap":
         clipped, norm = torch.vmap(clip_by_global_norm)(grads, bounds)
@@ -261,7 +261,7 @@ def test_no_gradients_have_no_length():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_shows_in_the_norm(bad):
+def test_gradients_that_are_not_finite_show_in_the_norm(bad):
     _, norm = clip_by_global_norm({"a": torch.tensor([1.0, bad])}, 1.0)
     assert not norm.isfinite()
 

@@ -58,7 +58,7 @@ def test_n_step_equals_a_loop(n, with_ends):
     torch.testing.assert_close(got, torch.stack([n_step_by_hand(*row, n) for row in rows]))
 
 
-def test_each_row_has_its_own_horizon():
+def test_each_row_may_have_a_different_horizon():
     reward, discount, value, ends = sequences()
     n = torch.tensor([3, 1, 9, 2, 5])
     rows = zip(reward, discount, value, ends, n.tolist(), strict=True)
@@ -77,7 +77,7 @@ def test_targets_equal_the_papers_code(case):
         length = min(size, len(row["reward"]))
         reward[i, :length] = torch.tensor(row["reward"][:length])
         value[i, :length] = torch.tensor(row["value"][:length])
-        discount[i, : len(row["reward"]) - 1] = case["discount"]  # 0: the game ends there
+        discount[i, : len(row["reward"]) - 1] = case["discount"]  # 0: the game ends after it
     got = n_step_return(reward, discount, value, case["n"])[:, :width]
     want = torch.tensor([row["target"] for row in case["rows"]])
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-5)

@@ -38,7 +38,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 
 
 @pytest.mark.parametrize("call", [(0.5,), ("0",), (0, 1.0), (0, None), (0, b"a")])
-def test_refuses_what_is_neither_text_nor_whole(call):
+def test_refuses_parts_that_are_neither_text_nor_integers(call):
     with pytest.raises(TypeError, match=r"string or an integer.*derive_seed\(0"):
         derive_seed(*call)
 

@@ -68,7 +68,7 @@ def test_decoding_equals_the_oracle(case):
     torch.testing.assert_close(value, torch.tensor(case["value"]), rtol=1e-4, atol=1e-4)
 
 
-def test_a_value_within_the_support_is_decoded_as_it_was():
+def test_a_value_within_the_support_round_trip():
     support = Support(-20, 21, 0.5)
     x = torch.linspace(-100, 100, 2 * 3 * 5, dtype=torch.float64).reshape(2, 3, 5)
     target = scalar_to_categorical(x, support)

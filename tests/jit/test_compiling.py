@@ -1,4 +1,4 @@
-"""What is told of kernels that are being compiled."""
+"""Reports of kernels that are being compiled."""
 
 import threading
 
@@ -8,7 +8,7 @@ import pytest
 from raffia.jit.kernel import compiling
 from raffia.train.metrics import PhaseClock
 
-# Not by `kernel`, which would find them on disk when the tests run again.
+# Not with `kernel`, which would find them on disk when the tests run again.
 compiled = numba.njit
 
 
@@ -17,7 +17,7 @@ def noted():
     return calls, compiling(lambda: calls.append("in"), lambda: calls.append("out"))
 
 
-def test_a_first_call_is_told_once_also_of_one_that_calls_another_and_a_second_is_not():
+def test_the_first_call_of_a_kernel_is_reported_once_and_nested_kernels_are_not():
     inner = compiled(lambda a: a + 1)
     outer = compiled(lambda a: inner(a) * 2)
     calls, block = noted()
@@ -28,7 +28,7 @@ def test_a_first_call_is_told_once_also_of_one_that_calls_another_and_a_second_i
     assert calls == ["in", "out"]
 
 
-def test_nothing_is_told_outside_of_the_block_or_of_other_threads():
+def test_nothing_is_reported_outside_of_the_block_or_for_other_threads():
     calls, block = noted()
     with block:
         thread = threading.Thread(target=compiled(lambda a: a - 3), args=(1,))
@@ -38,14 +38,14 @@ def test_nothing_is_told_outside_of_the_block_or_of_other_threads():
     assert calls == []
 
 
-def test_an_error_while_compiling_ends_it():
+def test_an_error_while_compiling_ends_the_report():
     calls, block = noted()
     with block, pytest.raises(Exception, match="no_such_thing"):
         compiled(lambda a: a.no_such_thing)(1)
     assert calls == ["in", "out"]
 
 
-def test_the_time_is_a_phase_of_its_own():
+def test_compiling_is_timed_as_a_phase():
     clock, phases = PhaseClock(), []
 
     def enter():

@@ -57,7 +57,7 @@ def test_sums_onto_looked_up_rows_and_an_addition(draw):
     torch.testing.assert_close(out, expected)
 
 
-def test_rows_are_read_and_written_where_indices_say(draw):
+def test_rows_are_read_and_written_at_the_given_indices(draw):
     x, out = draw(6, 5), torch.full((7, 5), 9.0)
     program = DenseProgram()
     program.write(program.read("x", 5, index="from"), "out", index="to", zero="reset")
@@ -70,7 +70,7 @@ def test_rows_are_read_and_written_where_indices_say(draw):
     }
     run(program, [], arrays, 2)
     assert out[2].equal(x[5]) and out[6].eq(0).all()
-    assert out[[0, 1, 3, 4, 5]].eq(9).all()  # the third row was not asked for
+    assert out[[0, 1, 3, 4, 5]].eq(9).all()  # the third row was not requested
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -146,7 +146,7 @@ def decoded(logits, support):
     return out
 
 
-def test_special_numbers_are_decoded_and_kept(draw):
+def test_nan_and_infinity_are_decoded(draw):
     assert decoded(torch.zeros(3, 601), Support(-300, 301)).tolist() == [0, 0, 0]
     number = torch.tensor([[-3.0], [0.0], [12.5]])  # one number is decoded as it is
     torch.testing.assert_close(decoded(number, None), signed_parabolic(number[:, 0]))
@@ -166,8 +166,8 @@ def test_logits_stand_for_values(draw, support):
     assert decoded(torch.full((1, support.size), -1e30), support).isfinite().all()
 
 
-def whole(draw):
-    """A program with every kind of layer, its parameters, and what it reads."""
+def full_program(draw):
+    """A program with every kind of layer, its parameters, and its inputs."""
     program = DenseProgram()
     x = program.read("x", 19)
     hidden = program.dense(x, 40, relu=True)
@@ -192,17 +192,17 @@ def answers(program, x, h):
 
 
 def test_a_row_is_the_same_to_the_bit_in_every_batch(draw):
-    program = whole(draw)
+    program = full_program(draw)
     x, h = draw(70, 19), draw(70, 12)
     alone = torch.cat([answers(program, x[i : i + 1], h[i : i + 1]) for i in range(70)])
     for rows in range(1, 71):
         assert answers(program, x[:rows], h[:rows]).equal(alone[:rows])
-    order = torch.arange(6).repeat(BLOCK)  # in several blocks, on all places of a tile
+    order = torch.arange(6).repeat(BLOCK)  # in several blocks, at all positions in a tile
     assert answers(program, x[order], h[order]).equal(alone[order])
 
 
-def test_threads_do_not_meet(draw):
-    program = whole(draw)
+def test_threads_do_not_interfere(draw):
+    program = full_program(draw)
     x, h = draw(8, 70, 19), draw(8, 70, 12)
     expected = [answers(program, *inputs) for inputs in zip(x, h, strict=True)]
 
@@ -214,7 +214,7 @@ def test_threads_do_not_meet(draw):
     assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
 
 
-def test_what_is_bound_goes_on_with_new_parameters(draw):
+def test_a_bound_program_uses_new_parameters(draw):
     program, x, out = DenseProgram(), draw(2, 3), torch.empty(2, 4)
     program.write(program.dense(program.read("x", 3), 4), "out")
     program.load([torch.zeros(4, 3), torch.zeros(4)])
@@ -243,7 +243,7 @@ def test_buffers_are_reused(draw):
     torch.testing.assert_close(out, x, rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_arguments_are_refused():
     program = DenseProgram()
     program.write(program.dense(program.read("x", 3), 4), "out")
     with pytest.raises(ValueError, match=r"float32 of shape \[4, 3\] .*, got .* shape \[3, 4\]"):

@@ -1,4 +1,4 @@
-"""Products with weights where they lie: right, whatever the sizes, and the same in every batch."""
+"""Products with weights in place: right for all sizes, and the same in every batch."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def product(x, weight, bias=None, floor=-math.inf, added=None):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 13])
 @pytest.mark.parametrize("outputs", [1, 3, 4, 9])
-def test_it_is_a_linear_layer(rows, outputs):
+def test_it_equals_a_linear_layer(rows, outputs):
     x, weight = torch.randn(rows, 3 * WIDTH), torch.randn(outputs, 3 * WIDTH)
     bias, added = torch.randn(outputs), torch.randn(rows, outputs)
     right = x @ weight.t()
@@ -40,7 +40,7 @@ def test_it_is_a_linear_layer(rows, outputs):
     )
 
 
-def test_a_row_is_the_same_beside_any_others():
+def test_a_row_is_the_same_in_every_batch():
     x, weight = torch.randn(11, 4 * WIDTH), torch.randn(7, 4 * WIDTH)
     together = product(x, weight)
     assert all(
@@ -48,7 +48,7 @@ def test_a_row_is_the_same_beside_any_others():
     )
 
 
-def test_what_is_no_number_stays():
+def test_nan_and_infinity_stay():
     x, weight = torch.ones(2, WIDTH), torch.ones(5, WIDTH)
     x[0, 3] = math.nan
     found = product(x, weight, floor=0.0)
@@ -80,8 +80,8 @@ print("done")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is guarded as Linux does")
-def test_weights_may_end_where_memory_ends():
-    """The next tile's weights are asked for ahead, also where there is none; that reads nothing."""
+def test_weights_may_lie_at_the_end_of_memory():
+    """The next tile's weights are prefetched, also behind the last; a prefetch reads nothing."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AT_THE_EDGE]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

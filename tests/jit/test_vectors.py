@@ -97,7 +97,7 @@ def test_arithmetic_is_that_of_float32():
     assert out.tolist() == torch.stack(expected).tolist()
 
 
-def test_a_limit_leaves_what_is_no_number():
+def test_a_limit_keeps_nan():
     a, b = torch.full((2, WIDTH), NAN), torch.zeros(7, WIDTH)
     out = torch.empty(7, WIDTH)
     _arithmetic(a.data_ptr(), b.data_ptr(), b.data_ptr(), out.data_ptr())

@@ -23,7 +23,7 @@ import torch
 from raffia import DamagedFileError, TensorDict, lazy_stack
 from raffia.tensordict import ragged
 from raffia.tensordict.consolidated import described, over_block
-from tests.files.damages import PLACED, changed, put
+from tests.files.damages import REPLACEMENTS, changed, put
 from tests.tensordict.stored import (
     content,
     edit,
@@ -76,12 +76,12 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("what", [*PLACED, "cut", "empty", "longer"])
+@pytest.mark.parametrize("what", [*REPLACEMENTS, "cut", "empty", "longer"])
 def test_something_else_in_the_place_of_a_file(what, folder, tmp_path):
     for at, name in enumerate(FILES):
         there = tmp_path / f"{at}"
         shutil.copytree(folder, there)
-        if what in PLACED:
+        if what in REPLACEMENTS:
             put(what, there / name, tmp_path / f"outside{at}")
         elif (there / name).is_dir() or (what == "longer" and name.endswith(".json")):
             continue
