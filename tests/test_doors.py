@@ -32,6 +32,8 @@ FIRST = [
 ]
 AFTER = """
 import raffia, importlib, types
+assert raffia.base.TensorDictBase is raffia.TensorDictBase and raffia.utils.is_tensorclass
+assert raffia.nn.common.dispatch is raffia.nn.dispatch and raffia.nn.utils.set_skip_existing
 assert not isinstance(raffia.tensorclass, types.ModuleType), "a module in the decorator's place"
 assert not isinstance(raffia.memmap, types.ModuleType)
 @raffia.tensorclass

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from raffia.tensordict import *
 
 _ROOMS = (
-    *("algorithms", "data", "envs", "functional", "learner", "lm", "nn"),
-    *("recipes", "report", "search", "tensordict", "train"),
+    *("algorithms", "base", "data", "envs", "functional", "learner", "lm", "nn"),
+    *("recipes", "report", "search", "tensordict", "train", "utils"),
 )
 # A room, and torch, is imported when first asked for: `raffia --help` answers at once.
 __getattr__, __dir__, _exported = _lazy_names(__name__, _ROOMS)

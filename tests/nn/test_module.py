@@ -318,7 +318,15 @@ ERRORS = [  # a call, its error, and words of its message and notes
         ValueError,
         "non existent key",
     ),
+    (lambda td: Computed().select_out_keys("u"), RuntimeError, "TensorDictSequential.module.*sel"),
 ]
+
+
+class Computed(TensorDictModuleBase):
+    """A module whose outputs are no stored list."""
+
+    in_keys = ["x"]
+    out_keys = property(lambda self: ["u", "v"])
 
 
 def test_a_note_is_added_once_and_other_exceptions_pass():

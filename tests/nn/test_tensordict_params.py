@@ -113,6 +113,20 @@ def test_state_dict_round_trip(assign):
             target.load_state_dict(wrong)
 
 
+def test_a_state_dict_may_be_nested_as_that_of_a_container():
+    source = Holder().params
+    nested = source.state_dict(flatten=False)
+    assert nested["n"]["b"] is not None and [*source.state_dict(None, "x.")][1] == "x.n.b"
+    for state in (nested, source.state_dict()):
+        for from_flatten in (None, state is not nested):
+            target = Holder().params
+            target.data.apply(lambda leaf: leaf.fill_(9))
+            matched = target.load_state_dict(state, from_flatten=from_flatten)
+            assert not matched.missing_keys and (target == source).all()
+    with pytest.raises(RuntimeError, match="missing keys .'n.b'"):
+        Holder().params.load_state_dict(nested, from_flatten=True)
+
+
 def test_moves_casts_and_modes():
     module = Holder()
     w, nested = module.params["w"], module.params.n

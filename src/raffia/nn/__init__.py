@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING
 
 from raffia.lazy import public_names as _public_names
+from raffia.nn import common as common
 from raffia.nn import prototype as prototype
+from raffia.nn import utils as utils
 from raffia.nn.base import OutKeyNotFoundError as OutKeyNotFoundError
 from raffia.nn.base import TensorDictModuleBase as TensorDictModuleBase
 from raffia.nn.cudagraphs import CudaGraphModule as CudaGraphModule

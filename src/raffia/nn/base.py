@@ -206,6 +206,11 @@ class TensorDictModuleBase(nn.Module):
         tensor([2, 3])
         """
         selected = self._selectable(out_keys)
+        if not hasattr(self, "out_keys_source"):
+            raise RuntimeError(
+                f"{type(self).__name__} computes its out_keys, so none of them can be selected "
+                "here: TensorDictSequential(module).select_out_keys(...) does it"
+            )
         self.reset_out_keys()
         self._selected = selected
         self.register_forward_hook(OutKeySelection(dropped_keys(self)))

@@ -32,6 +32,7 @@ from raffia.tensordict.registries import (
     tree_of,
 )
 from raffia.tensordict.signatures import documented_as, with_signature_of
+from raffia.tensordict.state_dicts import flat_state, state_dict
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import NestedView, entries_list
 
@@ -361,19 +362,22 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         self._whole()._register()
         return self
 
-    def state_dict(
+    def state_dict(  # type: ignore[override]
         self,
-        *args: Any,
         destination: Any = None,
         prefix: str = "",
         keep_vars: bool = False,
-        **kwargs: Any,
+        flatten: bool = True,
     ) -> Any:
         """The parameters and buffers by name, as in `nn.Module.state_dict`.
+
+        flatten: names of nested keys joined by "."; else nested dicts.
 
         >>> list(TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).state_dict())
         ['n.b']
         """
+        if not flatten:
+            return state_dict(self._tree, destination, prefix, keep_vars, False)
         mine: dict[str, Tensor] = {}
         for key, leaf in entries_list(self._tree, True, True, None, False):
             name = prefix + dotted(key)
@@ -388,8 +392,16 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         out.update(mine)
         return out
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:  # type: ignore[override]
+    def load_state_dict(  # type: ignore[override]
+        self,
+        state_dict: Any,
+        strict: bool = True,
+        assign: bool = False,
+        from_flatten: bool | None = None,
+    ) -> Any:
         """Load the parameters and buffers of a state dict.
+
+        from_flatten: whether it has flat keys; found out if not given.
 
         >>> params = TensorDictParams(TensorDict(w=torch.zeros(2)))
         >>> params.load_state_dict({"w": torch.ones(2)})
@@ -399,7 +411,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         unexpected: list[str] = []
         errors: list[str] = []
         how = {"assign_to_params_buffers": assign}
-        self._load_from_state_dict(dict(state_dict), "", how, strict, missing, unexpected, errors)
+        flat: dict[str, Any] = {}
+        flat_state(state_dict, from_flatten, "", flat, {})
+        self._load_from_state_dict(flat, "", how, strict, missing, unexpected, errors)
         if strict and (missing or unexpected):
             raise RuntimeError(
                 f"the keys of the state dict do not match: missing keys {missing}, unexpected "

@@ -100,7 +100,7 @@ def load_state_dict(
     """
     flat: dict[str, Any] = {}
     data: dict[str, Any] = {}
-    _flat_state(state_dict, from_flatten, "", flat, data)
+    flat_state(state_dict, from_flatten, "", flat, data)
     mine = {dotted(key): key for key in td.keys(True, True)}
     mine_data = {dotted(key): key for key in _data_keys(td)}
     if strict and flat.keys() != mine.keys():
@@ -173,7 +173,7 @@ def _data_keys(td: Any) -> list[Any]:
     return [key for key, _ in td.non_tensor_items(include_nested=True)]
 
 
-def _flat_state(
+def flat_state(
     state: Any,
     from_flatten: bool | None,
     prefix: str,
@@ -186,6 +186,6 @@ def _flat_state(
             data[prefix + name] = saved
     for name, value in state.items():
         if isinstance(value, dict) and from_flatten is not True:
-            _flat_state(value, from_flatten, prefix + name + ".", flat, data)
+            flat_state(value, from_flatten, prefix + name + ".", flat, data)
         else:
             flat[prefix + name] = value
