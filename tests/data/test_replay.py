@@ -21,7 +21,6 @@ from raffia.data.storage import TensorStorage
 from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 from raffia.data.writers import (
     ImmutableDatasetWriter,
-    RoundRobinWriter,
     TensorDictMaxValueWriter,
 )
 from raffia.tensordict.memmap import DamagedFileError
@@ -247,11 +246,11 @@ def test_another_sampler_or_writer_for_the_same_items(prefetch):
 
 
 OPTIONS = [
-    ({"sampler": RandomSampler}, TypeError, r"pass an instance, RandomSampler\(\)"),
+    ({"sampler": dict}, TypeError, r"sampler must be a Sampler, such as .*; got \{\}"),
     ({"sampler": "random"}, TypeError, "sampler must be a Sampler, such as .*; got 'random'"),
-    ({"writer": RoundRobinWriter}, TypeError, r"such as RoundRobinWriter\(\)"),
+    ({"writer": RandomSampler}, TypeError, r"such as RoundRobinWriter\(\); got <.*Sampler"),
     ({"storage": 100}, TypeError, r"such as TensorStorage\(100\); got 100"),
-    ({"storage": TensorStorage}, TypeError, "storage must be a Storage, such as"),
+    ({"storage": dict}, TypeError, r"storage must be a Storage, such as .*; got \{\}"),
     ({"generator": 0}, TypeError, "generator must be a torch.Generator; got 0: pass"),
     ({"batch_size": "4"}, TypeError, "batch_size='4' must be a whole number"),
     ({"batch_size": True}, TypeError, "batch_size=True must be a whole number"),

@@ -1,5 +1,6 @@
 """Buffers, storages, writers and maps by the names and signatures that TorchRL's users know."""
 
+import functools
 import gc
 import os
 import pickle
@@ -15,16 +16,20 @@ from raffia.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    PrioritizedReplayBuffer,
     PrioritizedSampler,
     QueryModule,
     ReplayBuffer,
+    RoundRobinWriter,
     SamplerWithoutReplacement,
+    SliceSampler,
     TensorDictMap,
     TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
     TensorMap,
+    TensorStorage,
 )
 
 
@@ -110,6 +115,12 @@ NOT_OFFERED = [
     (lambda: buffer_of(LazyTensorStorage(5)).share(), "LazyMemmapStora"),
     (lambda: TensorDictMaxValueWriter(reduction="last"), "reduction='last' must be one of"),
     (lambda: buffer_of(LazyTensorStorage(3), **BY_RANK), "sampler without priorities"),
+    (lambda: ReplayBuffer(compilable=True), "compilable=True is not supported"),
+    (lambda: RoundRobinWriter(True), "compilable=True is not supported"),
+    (lambda: TensorDictRoundRobinWriter(track_generations=True), "numbers of items are not used"),
+    (lambda: PrioritizedSampler(3, 0.6, 0.4, 1e-8, torch.float16), "stored in float64"),
+    (lambda: SliceSampler(slice_len=2, span=True), "span=True is not supported.*masks"),
+    (lambda: TensorStorage(items(0, 4)), r"TensorStorage\(4\); storage.extend\(rows\)"),
 ]
 
 
@@ -117,6 +128,54 @@ def test_options_that_are_not_offered_are_refused():
     for make, words in NOT_OFFERED:
         with pytest.raises(ValueError, match=words):
             make()
+    for wrong in ({"transform": 3}, {"collate_fn": "stack"}):
+        with pytest.raises(TypeError, match="must be a function of a batch; got"):
+            ReplayBuffer(**wrong)
+    with pytest.raises(TypeError, match="transform must be a function"):
+        ReplayBuffer().append_transform(3)
+
+
+def test_options_at_their_defaults_and_parts_by_functions_that_make_them():
+    priorities = PrioritizedSampler(9, 1.0, 1.0, 0.0, torch.float64, "min", True)
+    assert priorities.reduction == "min" and priorities.max_priority_within_buffer
+    plain = {"dim_extend": None, "shared": False, "compilable": False}
+    options = {"cache_values": True, "compile": False, "use_gpu": False, "pad_output": False}
+    for kind in (ReplayBuffer, TensorDictReplayBuffer):
+        buffer = kind(
+            storage=functools.partial(LazyTensorStorage, 9),
+            sampler=lambda: SliceSampler(num_slices=2, traj_key="obs", **options),
+            writer=functools.partial(RoundRobinWriter, compilable=False),
+            batch_size=2,
+            **plain,
+        )
+        buffer.extend(items(0, 4))
+        assert buffer.sample().batch_size == (2,)
+    assert isinstance(ReplayBuffer(sampler=SamplerWithoutReplacement).writer, RoundRobinWriter)
+    best = ReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter)
+    assert best.writer.chooses
+    drawn = PrioritizedReplayBuffer(alpha=0.6, beta=0.4, dtype=torch.float32, **plain)
+    assert drawn.storage.max_size == drawn.sampler.max_capacity == 1000
+    lazily = PrioritizedReplayBuffer(0.6, 0.4, storage=lambda: LazyTensorStorage(7))
+    assert lazily.sampler.max_capacity == 7
+
+
+def test_entries_by_key_and_a_priority_that_nothing_reads(tmp_path):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(3), batch_size=2)
+    buffer.extend(items(0, 5, nested=TensorDict(x=torch.arange(5), batch_size=[5])))
+    assert buffer["obs"].tolist() == buffer["nested", "x"].tolist() == [2, 3, 4]
+    assert buffer["nested"].batch_size == (3,)
+    with pytest.raises(KeyError, match="gone"):
+        buffer["gone"]
+    batch = buffer.sample()
+    assert buffer.update_tensordict_priority(batch) == 0  # it has no "td_error", either
+    buffer.dump(tmp_path / "buffer")
+    buffer.storage.dumps(tmp_path / "storage")
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(3))
+    other.loads(tmp_path / "buffer")
+    assert other["obs"].tolist() == [2, 3, 4]
+    other.storage.clear()
+    other.storage.loads(tmp_path / "storage")
+    assert other["obs"].tolist() == [2, 3, 4]
 
 
 def test_folders_of_rows(tmp_path):

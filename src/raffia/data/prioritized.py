@@ -10,6 +10,7 @@ from raffia.data.priorities import NONE, Priorities, check_exponent
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import Draw, Sampler, too_few
 from raffia.data.structure import check_entries
+from raffia.data.torchrl_storages import refuse_others
 from raffia.hints import check_choice
 
 REDUCTIONS = {
@@ -30,6 +31,7 @@ class PrioritizedSampler(Sampler):
     beta: how much of the bias the weights undo; 1: all of it. Can be set at any time: Schaul et al.
         raise it to 1 in the course of training.
     eps: added to every priority, so that no item is lost for good.
+    dtype: TorchRL's; float32 or float64, as priorities are stored in float64.
     reduction: "max", "min", "mean" or "median": makes one priority of several, where an item has
         one for each of its steps.
     max_priority_within_buffer: a new item has the largest priority given so far, or 1.0 before any
@@ -67,12 +69,15 @@ class PrioritizedSampler(Sampler):
         alpha: float,
         beta: float,
         eps: float = 1e-8,
-        *,
+        dtype: torch.dtype = torch.float32,
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
+        *,
         stratified: bool = False,
         importance: str = "buffer",
     ) -> None:
+        if dtype is not torch.float64:
+            refuse_others(dtype=dtype)
         check_choice("reduction", reduction, REDUCTIONS)
         self.priorities = Priorities(
             max_capacity, alpha=alpha, beta=beta, eps=eps, importance=importance

@@ -28,7 +28,7 @@ from raffia.data.processes import survives_fork
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.structure import check_entries, from_state
-from raffia.data.torchrl_storages import ListStorage
+from raffia.data.torchrl_storages import ListStorage, refuse_others
 from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.hints import check_count
@@ -46,7 +46,7 @@ class BufferOptions(TypedDict, total=False):
     >>> options: BufferOptions = {"batch_size": 32, "prefetch": 2}
     """
 
-    writer: Writer | None
+    writer: Writer | Callable[[], Writer] | None
     collate_fn: Callable[[Any], Any] | None
     transform: Callable[[Any], Any] | None
     batch_size: int | None
@@ -54,6 +54,9 @@ class BufferOptions(TypedDict, total=False):
     device: torch.device | str | None
     prefetch: int | None
     generator: torch.Generator | None
+    dim_extend: int | None
+    shared: bool
+    compilable: bool
 
 
 class ReplayBuffer(Buffer, Generic[Items]):
@@ -63,6 +66,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         `ListStorage(1000)` if None.
     sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
     writer: decides whether items may be added; any may if None.
+        Instead of these three, functions that make them can be given, such as their classes.
     collate_fn: called on each batch as it comes out of the storage: stacked, or as a list of items
         if that is a `ListStorage`. With `prefetch` it is
         called ahead of time in the thread: it should depend on nothing but the batch.
@@ -76,6 +80,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         changes.
     generator: where random numbers come from, on the CPU; torch's global generator if None, or,
         with `prefetch`, a separate one, which that one seeds.
+    dim_extend, shared, compilable: TorchRL's; at their defaults only.
 
     A buffer that is pickled, as for a spawned worker, is a copy; over a `MemmapStorage` it reads
     while the original writes.
@@ -98,9 +103,9 @@ class ReplayBuffer(Buffer, Generic[Items]):
     def __init__(
         self,
         *,
-        storage: Storage | None = None,
-        sampler: Sampler | None = None,
-        writer: Writer | None = None,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -108,19 +113,25 @@ class ReplayBuffer(Buffer, Generic[Items]):
         device: torch.device | str | None = None,
         prefetch: int | None = 0,
         generator: torch.Generator | None = None,
+        dim_extend: int | None = 0,
+        shared: bool = False,
+        compilable: bool = False,
     ) -> None:
+        refuse_others(dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
         prefetch = 0 if prefetch is None else prefetch
         check_options(batch_size, pin_memory, prefetch)
         check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
-        storage = ListStorage(1000) if storage is None else storage
+        storage = ListStorage(1000) if storage is None else made(storage, Storage)
         check_is_storage(storage)
         check_device(device)
-        sampler = RandomSampler() if sampler is None else sampler
+        sampler = RandomSampler() if sampler is None else made(sampler, Sampler)
         _check_sampler(sampler, storage)
+        _check_callable("transform", transform)
+        _check_callable("collate_fn", collate_fn)
         self.transform: Callable[[Any], Any] | None = transform
         self.batch_size = batch_size
-        self.writer = RoundRobinWriter() if writer is None else writer
+        self.writer: Writer = RoundRobinWriter() if writer is None else made(writer, Writer)
         _check_writer(self.writer, sampler)
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
         sampler.attach(storage)
@@ -252,7 +263,8 @@ class ReplayBuffer(Buffer, Generic[Items]):
     def __getitem__(self, index: Any) -> Any:
         """Items by age, 0 being the oldest and -1 the newest: a copy, neither collated nor changed.
 
-        index: an int, a slice, integers [*batch], or a mask with a truth value for each item.
+        index: an int, a slice, integers [*batch], or a mask with a truth value for each item; a
+            key of containers, for an entry of all of them.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = ReplayBuffer(storage=TensorStorage(3))
@@ -262,6 +274,8 @@ class ReplayBuffer(Buffer, Generic[Items]):
         >>> buffer[torch.tensor([True, False, True])]
         tensor([2, 4])
         """
+        if isinstance(index[0] if isinstance(index, tuple) and index else index, str):
+            return self[:][index]
         with self._lock:
             return self._maker.item(lambda live: _items_at(index, live))
 
@@ -405,6 +419,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         >>> buffer.sample()
         tensor([10., 10.])
         """
+        _check_callable("transform", transform)
         if self.transform is not None:
             transform = Both(self.transform, transform)
         self.transform = transform
@@ -441,6 +456,10 @@ class ReplayBuffer(Buffer, Generic[Items]):
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """`save`, as TorchRL names it."""
+        self.save(path)
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """`save`, by another name of TorchRL's."""
         self.save(path)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
@@ -593,10 +612,23 @@ def _items_at(index: Any, live: range) -> Tensor:
     return live.start + age % max(len(live), 1)
 
 
+def made(part: Any, kind: type) -> Any:
+    """A part of a buffer, or what a function that was given instead of it makes.
+
+    >>> made(RandomSampler, Sampler)
+    <raffia.data.samplers.RandomSampler object at 0x...>
+    """
+    return part() if callable(part) and not isinstance(part, kind) else part
+
+
+def _check_callable(name: str, function: Any) -> None:
+    """Raise TypeError for what is given as a function of batches and cannot be called."""
+    if function is not None and not callable(function):
+        raise TypeError(f"{name} must be a function of a batch; got {function!r}")
+
+
 def _check_sampler(sampler: Any, storage: Storage) -> None:
     """Raise TypeError or ValueError unless this is a sampler, and one for this storage."""
-    if isinstance(sampler, type) and issubclass(sampler, Sampler):
-        raise TypeError(f"the sampler is a class: pass an instance, {sampler.__name__}()")
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler must be a Sampler, such as RandomSampler(); got {sampler!r}")
     if sampler.max_capacity not in (None, storage.max_size):

@@ -34,6 +34,11 @@ class SliceOptions(TypedDict, total=False):
     traj_key: NestedKey | None
     truncated_key: NestedKey | None
     strict_length: bool
+    cache_values: bool
+    compile: bool
+    span: bool
+    pad_output: bool
+    use_gpu: bool
 
 
 class SliceSampler(Sampler):
@@ -52,6 +57,8 @@ class SliceSampler(Sampler):
         None: batches do not mark it.
     strict_length: whether slices are of T steps all. False takes episodes that are shorter as a
         whole, so that a batch may be smaller.
+    cache_values: TorchRL's; of no effect, as episodes are found again only where items are new.
+    compile, span, pad_output, use_gpu: TorchRL's; False only.
 
     >>> from raffia import TensorDict
     >>> from raffia.data import ReplayBuffer, SliceSampler, TensorStorage
@@ -74,7 +81,13 @@ class SliceSampler(Sampler):
         traj_key: NestedKey | None = None,
         truncated_key: NestedKey | None = ("next", "truncated"),
         strict_length: bool = True,
+        cache_values: bool = False,
+        compile: bool = False,
+        span: bool = False,
+        pad_output: bool = False,
+        use_gpu: bool = False,
     ) -> None:
+        refuse_others(compile=compile, span=span, pad_output=pad_output, use_gpu=use_gpu)
         if (num_slices is None) == (slice_len is None):
             raise ValueError(
                 "pass either num_slices, the number of slices in a batch, or slice_len, the "
@@ -315,9 +328,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     early, does not count. To learn from segments that continue over the ends of episodes, with
     masks, use `SegmentReplayBuffer`.
 
-    max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer, importance: as in
+    max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer, importance: as in
         `PrioritizedSampler`.
-    num_slices, slice_len, end_key, traj_key, truncated_key: as in `SliceSampler`.
+    num_slices, slice_len, end_key, traj_key, truncated_key and more: as in `SliceSampler`.
     strict_length: whether slices are of the same length all. False lets a slice begin with any step
         but the last of its episode, and end with it.
 
@@ -349,14 +362,14 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         importance: str = "buffer",
         **options: Unpack[SliceOptions],
     ) -> None:
-        refuse_others(dtype=dtype)
         super().__init__(
             max_capacity,
             alpha,
             beta,
             eps,
-            reduction=reduction,
-            max_priority_within_buffer=max_priority_within_buffer,
+            dtype,
+            reduction,
+            max_priority_within_buffer,
             importance=importance,
         )
         self._slices = SliceSampler(**options)

@@ -39,6 +39,12 @@ class Storage(ABC):
     _skips = True  # whether items that `extend` would overwrite itself need not be written
 
     def __init__(self, max_size: int | None, device: torch.device | str = "cpu") -> None:
+        if isinstance(max_size, (Node, Tensor)):
+            raise ValueError(
+                "max_size must be a number of rows, not the rows: to store these, storage = "
+                f"{type(self).__name__}({len(max_size) if max_size.ndim else 1}); "
+                "storage.extend(rows)"
+            )
         if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
             raise ValueError(f"max_size must be a number of rows, at least 1; got {max_size!r}")
         self._max_size = max_size
@@ -580,6 +586,14 @@ class Storage(ABC):
         Raises DamagedFileError, and changes nothing, if it is not as it was saved.
         """
         load_folder(folder, KIND, VERSION, self.read_files)
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """`save`, as TorchRL names it."""
+        self.save(path)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """`load`, as TorchRL names it."""
+        self.load(path)
 
     def files(self) -> dict[str, Content]:
         """The files that hold the storage, for a `write_folder` that holds other things too."""

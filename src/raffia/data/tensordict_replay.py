@@ -1,5 +1,6 @@
 """Replay buffers by TorchRL's names, which draw by priorities and read them in the items."""
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
@@ -9,7 +10,7 @@ from typing_extensions import TypeVar
 from raffia.data.buffer import check_is_storage
 from raffia.data.items import batch_of, rows_of, value_at, with_value, without_value
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.replay import BufferOptions, ReplayBuffer
+from raffia.data.replay import BufferOptions, ReplayBuffer, made
 from raffia.data.samplers import Sampler
 from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import ListStorage, refuse_others
@@ -43,14 +44,10 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
         self,
         *,
         priority_key: NestedKey = "td_error",
-        storage: Storage | None = None,
-        sampler: Sampler | None = None,
-        dim_extend: int = 0,
-        shared: bool = False,
-        compilable: bool = False,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
         **options: Unpack[BufferOptions],
     ) -> None:
-        refuse_others(dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
         super().__init__(storage=storage, sampler=sampler, **options)
         self.priority_key = priority_key
 
@@ -113,7 +110,8 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
     def update_tensordict_priority(self, data: TensorDict) -> int:
         """Change the priorities of items of a batch, to what it holds under `priority_key`.
 
-        Returns how many were left out, as their items had been overwritten.
+        Returns how many were left out, as their items had been overwritten. Where the sampler has
+        no priorities there is nothing to change, so a program can call it with any sampler.
 
         >>> from raffia.data.storage import TensorStorage
         >>> sampler = PrioritizedSampler(9, alpha=0.6, beta=0.4)
@@ -123,6 +121,8 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
         >>> buffer.update_tensordict_priority(batch.set("td_error", torch.rand(3)))
         0
         """
+        if self.priorities is None:
+            return 0
         index, priority = data["index"], data[self.priority_key]
         if index.ndim > 1 and len(index):
             each = index.reshape(len(index), -1)[:, 0]
@@ -177,16 +177,15 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer[Batch]):
     (tensor([3, 3, 2, 3]), tensor([0.3333, 0.3333, 1.0000, 0.3333]))
     """
 
-    @shows_options_of(
-        TensorDictReplayBuffer.__init__, without="sampler dim_extend shared compilable"
-    )
+    @shows_options_of(TensorDictReplayBuffer.__init__, without="sampler")
     def __init__(
         self,
         alpha: float,
         beta: float,
         *,
-        storage: Storage,
+        storage: Storage | Callable[[], Storage] | None = None,
         eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
         priority_key: NestedKey = "td_error",
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
@@ -194,6 +193,7 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer[Batch]):
         importance: str = "buffer",
         **options: Unpack[BufferOptions],
     ) -> None:
+        storage = ListStorage(1000) if storage is None else made(storage, Storage)
         check_is_storage(storage)
         if storage.max_size is None:
             raise ValueError(
@@ -204,8 +204,9 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer[Batch]):
             alpha,
             beta,
             eps,
-            reduction=reduction,
-            max_priority_within_buffer=max_priority_within_buffer,
+            dtype,
+            reduction,
+            max_priority_within_buffer,
             stratified=stratified,
             importance=importance,
         )
@@ -256,7 +257,7 @@ class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer[Batch]):
     """
 
     @shows_options_of(
-        PrioritizedReplayBuffer.__init__, without="max_priority_within_buffer stratified"
+        PrioritizedReplayBuffer.__init__, without="max_priority_within_buffer stratified dtype"
     )
     def __init__(
         self,
@@ -265,20 +266,17 @@ class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer[Batch]):
         beta: float,
         priority_key: NestedKey = "td_error",
         eps: float = 1e-8,
-        storage: Storage | None = None,
+        storage: Storage | Callable[[], Storage] | None = None,
         reduction: str = "max",
         importance: str = "buffer",
         sync: bool = True,
-        dim_extend: int = 0,
-        shared: bool = False,
-        compilable: bool = False,
         **options: Unpack[BufferOptions],
     ) -> None:
-        refuse_others(sync=sync, dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
+        refuse_others(sync=sync)
         super().__init__(
             alpha,
             beta,
-            storage=ListStorage(1000) if storage is None else storage,
+            storage=storage,
             eps=eps,
             priority_key=priority_key,
             reduction=reduction,

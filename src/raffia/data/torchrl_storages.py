@@ -380,6 +380,11 @@ def refuse_others(**options: Any) -> None:
         "shared": single_writer,
         "sync": "priorities are always up to date. Leave it out",
         "dtype": "priorities are stored in float64. Leave it out",
+        "track_generations": "the numbers of items are not used again. Leave it out",
+        "compile": "samplers are not traced by torch.compile. Leave it out",
+        "use_gpu": "items are drawn on the CPU. Leave it out",
+        "span": "a slice ends with its episode. SegmentReplayBuffer has masks for shorter ones",
+        "pad_output": "SegmentReplayBuffer pads, with masks. strict_length=False leaves it shorter",
     }
     defaults = {"ndim": 1, "dim_extend": 0, "sync": True, "dtype": torch.float32}
     for name, value in options.items():

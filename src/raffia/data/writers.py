@@ -7,6 +7,7 @@ from torch import Tensor
 
 from raffia.data.items import rows_of
 from raffia.data.storage import Storage
+from raffia.data.torchrl_storages import refuse_others
 from raffia.hints import check_choice
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, unravel_key_to_tuple
@@ -15,10 +16,15 @@ from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, unravel_k
 class Writer:
     """Decides whether items are added; this one takes all, over the oldest where it is full.
 
+    compilable, track_generations: TorchRL's; False only.
+
     >>> Writer().check()
     """
 
     chooses = False  # whether `chosen` leaves items out, and moves others
+
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
+        refuse_others(compilable=compilable, track_generations=track_generations)
 
     def check(self) -> None:
         """Raise RuntimeError if nothing may be written."""

@@ -362,7 +362,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         self._whole()._register()
         return self
 
-    def state_dict(  # type: ignore[override]
+    def state_dict(
         self,
         destination: Any = None,
         prefix: str = "",
@@ -392,7 +392,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         out.update(mine)
         return out
 
-    def load_state_dict(  # type: ignore[override]
+    def load_state_dict(
         self,
         state_dict: Any,
         strict: bool = True,
