@@ -1,4 +1,4 @@
-"""Small networks, and models whose weights are as if after training."""
+"""Small networks, and models with weights as after training."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def draws(seed=0):
 
 
 def drawn(model, seed=0):
-    """The model with all parameters and statistics moved, so that none is as it starts."""
+    """The model with all parameters and statistics moved, so that none has its initial value."""
     generator = draws(seed)
     with torch.no_grad():
         for name, entry in model.state_dict().items():
@@ -65,7 +65,7 @@ def step(model, obs, action=None):
 
 
 def planner_of(spec, config, *, scale=0.3, consistency=True, **options):
-    """A planner whose networks are as if after training."""
+    """A planner whose networks have weights as after training."""
     torch.manual_seed(0)
     model = make_model(spec, config.model, consistency=consistency)
     with torch.no_grad():
@@ -75,15 +75,15 @@ def planner_of(spec, config, *, scale=0.3, consistency=True, **options):
 
 
 def configured(config, **parts):
-    """The config with other options in some of its parts."""
+    """The config with some options changed, given by section."""
     changed = {name: replace(getattr(config, name), **new) for name, new in parts.items()}
     return replace(config, **changed)
 
 
-def assert_close(one, two, equal_nan=False, **tolerances):
+def assert_close(found, expected, equal_nan=False, **tolerances):
     """Equal keys and near entries; without tolerances, equal bits."""
-    pairs = dict(two.items(True, True))
-    for key, value in one.items(True, True):
+    pairs = dict(expected.items(True, True))
+    for key, value in found.items(True, True):
         torch.testing.assert_close(
             value,
             pairs.pop(key),

@@ -1,4 +1,4 @@
-"""Heads whose form can change: at the start, grown, folded, stacked with others of unlike form."""
+"""Heads whose form can change: at the start, grown, folded, stacked with heads of other forms."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ def evolvable(spec=LINE, **parts):
 
 
 def members(learner, size=3, generations=6, seed=0):
-    """States whose outputs are not 0; after some generations members are of unlike form."""
+    """States whose outputs are not 0; after some generations the members' forms differ."""
     state = torch.stack([learner.init(seed + i) for i in range(size)])
     for part in (state["params"], state["target", "params"]):
         for leaf in part.values(True, True):
@@ -58,8 +58,8 @@ def loaded(model, weights):
     return model.eval()
 
 
-def said(learner, weights, obs, action):
-    """Of a member's networks: values, policies, prefixes."""
+def outputs(learner, weights, obs, action):
+    """Values, policies and value prefixes of a member's networks."""
     model = loaded(learner.make_model(0), weights)
     with torch.no_grad():
         root = model.initial_inference(obs)
@@ -75,7 +75,7 @@ def inputs(spec, size=5):
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_heads_begin_with_one_layer_and_say_nothing(env):
+def test_heads_begin_with_one_layer_and_zero_outputs(env):
     spec = ENVS[env]
     learner = evolvable(spec)
     model = learner.make_model(0)
@@ -94,27 +94,29 @@ def test_heads_begin_with_one_layer_and_say_nothing(env):
         assert not root.policy_logits.any()
 
 
-@pytest.mark.parametrize("env, what", [("vectors", "a layer"), ("images", "nodes")])
-def test_what_grows_says_the_same_at_that_moment(env, what):
+@pytest.mark.parametrize("env, growth", [("vectors", "a layer"), ("images", "nodes")])
+def test_growing_a_head_does_not_change_its_outputs(env, growth):
     spec = ENVS[env]
     learner, (obs, action) = evolvable(spec), inputs(spec)
     state = members(learner, generations=3)
     grown = 0
     for seed in range(4):
-        after, changes = mutate(state, GROWTH[what], draws(seed))
+        after, changes = mutate(state, GROWTH[growth], draws(seed))
         for i, change in enumerate(changes):
-            whose = [lambda state: state["target"]]
+            parts = [lambda state: state["target"]]
             if " more" in change.what:
-                whose.append(lambda state: state)
+                parts.append(lambda state: state)
                 grown += 1
-            for of in whose:
-                before, now = (said(learner, of(one[i]), obs, action) for one in (state, after))
-                assert now.equal(before)
+            for part in parts:
+                before, later = (
+                    outputs(learner, part(one[i]), obs, action) for one in (state, after)
+                )
+                assert later.equal(before)
     assert grown > 3
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
+def test_a_folded_model_gives_the_model_s_outputs_whatever_its_form(env):
     spec = ENVS[env]
     learner, (obs, action) = evolvable(spec), inputs(spec)
     model = learner.make_model(0)
@@ -141,12 +143,12 @@ def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
         ({"max_head_layers": 0}, "max_head_layers=0"),
     ],
 )
-def test_forms_that_can_not_be_are_refused(settings, error):
+def test_invalid_forms_are_refused(settings, error):
     with pytest.raises(ValueError, match=error):
         ModelConfig(evolvable_heads=True, **settings)
 
 
-def test_an_activation_without_a_number_is_refused():
+def test_an_activation_outside_the_table_is_refused():
     largest = LargestHead(3, 64)
     with pytest.raises(ValueError, match="choose one of ReLU, GELU"):
         EfficientZeroModelMLP(4, 2, activation=nn.Hardswish(), largest_head=largest)

@@ -1,4 +1,4 @@
-"""Folded copies say what the model says; models of other layers are refused."""
+"""Folded copies give the model's outputs; models of other layers are refused."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def vector(**options):
 
 @torch.no_grad()
 def outputs(model, shape):
-    """All that it says of an observation and of the states after three actions."""
+    """All outputs for an observation and for the states after three actions."""
     obs = torch.linspace(-1, 1, 3 * torch.Size(shape).numel()).view(3, *shape)
     root = model.initial_inference(obs)
     child = model.recurrent_inference(
@@ -32,7 +32,7 @@ def outputs(model, shape):
 
 @pytest.mark.parametrize(("build", "shape"), [(conv, IMAGE), (vector, VECTOR)])
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
-def test_a_refreshed_copy_says_what_the_model_says(build, shape, norm_type):
+def test_a_refreshed_copy_gives_the_model_s_outputs(build, shape, norm_type):
     model = build(norm_type=norm_type)
     folding = Folding(model)
     other = drawn(build(norm_type=norm_type, self_supervised_learning_loss=False), seed=1)
@@ -51,7 +51,7 @@ def without_statistics():
 PLANE = {"discrete_action_encoding_type": "not_one_hot"}
 
 
-OTHERS = {  # a model, its options and those of another, and what is said
+OTHERS = {  # a model, its options, another model, and the error message
     "images": (vector, {}, conv(), "representation_network is Repr.* here and Rep.*MLP"),
     "norm": (vector, {}, vector(norm_type="LN"), "fc_representation.1 is LayerNorm here and Bat"),
     "lstm": (vector, {}, vector(lstm_hidden_size=7), r"weight_ih_l0 is of shape \[28, 8\] here"),

@@ -1,4 +1,4 @@
-"""Snapshots for search: they say what the model says in eval mode, compiled or not."""
+"""Snapshots for search: they give the model's outputs in eval mode, compiled or not."""
 
 import copy
 import pickle
@@ -53,7 +53,7 @@ IMAGES = {
 }
 
 
-def made(name="residual", **more):
+def make(name="residual", **more):
     if name in IMAGES:
         return drawn(conv(last_linear_layer_init_zero=False, **IMAGES[name]))
     options = {**SMALL, "last_linear_layer_init_zero": False, **(MLPS | UNCOMPILED)[name], **more}
@@ -88,7 +88,7 @@ def memory(model, batch, draw):
 
 
 def expected(model, embedding, action):
-    """What the model itself says in eval mode, decoded."""
+    """Outputs of the model itself in eval mode, decoded."""
     state = embedding["reward_hidden_state", "h"], embedding["reward_hidden_state", "c"]
     with torch.no_grad():
         output = model.eval().recurrent_inference(
@@ -114,26 +114,26 @@ def close(found, expected, tolerance=1e-4):
 
 
 @pytest.mark.parametrize("name", ["plain", "image_state_norm"])
-def test_a_copy_in_bfloat16_says_about_the_same(name, draw):
-    """It keeps states in it; what is read of them is of float32."""
-    model = made(name)
-    precise, folded = fold(model), fold(drawn(made(name), 1), dtype=torch.bfloat16)
+def test_a_copy_in_bfloat16_gives_nearly_the_same_outputs(name, draw):
+    """States are stored in bfloat16; values and logits come out in float32."""
+    model = make(name)
+    precise, folded = fold(model), fold(drawn(make(name), 1), dtype=torch.bfloat16)
     folded.refresh(model)
     obs = draw(3, *((4,) if name in MLPS else IMAGES[name].get("shape", IMAGE)))
-    one, other = precise.root(obs), folded.root(obs)
-    close((other.value, other.prior_logits), (one.value, one.prior_logits), 0.05)
-    assert {leaf.dtype for leaf in other.embedding.values(True, True)} == {torch.bfloat16}
+    exact, rounded = precise.root(obs), folded.root(obs)
+    close((rounded.value, rounded.prior_logits), (exact.value, exact.prior_logits), 0.05)
+    assert {leaf.dtype for leaf in rounded.embedding.values(True, True)} == {torch.bfloat16}
     action = torch.tensor([4, 0, 2])
-    said = precise.recurrent_fn(one.embedding, action)
-    found = folded.recurrent_fn(other.embedding, action)
+    expected = precise.recurrent_fn(exact.embedding, action)
+    found = folded.recurrent_fn(rounded.embedding, action)
     assert {leaf.dtype for leaf in found[1].values(True, True)} == {torch.bfloat16}
-    close(flat(*found)[:3], flat(*said)[:3], 0.05)
-    close([part.float() for part in flat(*found)[3:]], flat(*said)[3:], 0.05)
+    close(flat(*found)[:3], flat(*expected)[:3], 0.05)
+    close([part.float() for part in flat(*found)[3:]], flat(*expected)[3:], 0.05)
 
 
 @pytest.mark.parametrize("name", ["residual", "layer_norm", "board", "large", "image_state_norm"])
-def test_a_folded_model_says_what_the_model_says_in_eval_mode(name, draw):
-    model = made(name).train()
+def test_a_folded_model_gives_the_model_s_outputs_in_eval_mode(name, draw):
+    model = make(name).train()
     folded = fold(model)
     embedding, action = embeddings(model, 3, draw), torch.tensor([4, 0, 2])
     before = flat(*folded.recurrent_fn(embedding, action))
@@ -150,7 +150,7 @@ def test_a_folded_model_says_what_the_model_says_in_eval_mode(name, draw):
     close(found, (model.decode_value(output.value), output.policy_logits, output.latent_state))
     assert folded.recurrent_fn.predicts_prefixes and not root.value.requires_grad
 
-    drawn(model, seed=1)  # which it shares nothing with
+    drawn(model, seed=1)  # the snapshot shares no memory with it
     close(flat(*folded.recurrent_fn(embedding, action)), before, 0)
     folded.refresh(model)
     close(flat(*folded.recurrent_fn(embedding, action)), expected(model, embedding, action))
@@ -158,8 +158,8 @@ def test_a_folded_model_says_what_the_model_says_in_eval_mode(name, draw):
 
 @pytest.mark.parametrize("name", MLPS)
 @pytest.mark.parametrize("batch", [1, 2, 70])
-def test_the_compiled_step_does_what_the_call_does(name, batch, draw):
-    model = made(name)
+def test_the_compiled_step_equals_the_call(name, batch, draw):
+    model = make(name)
     folded = fold(model)
     shared = memory(model, batch, draw)
     before = shared.embeddings.clone()
@@ -175,16 +175,16 @@ def test_the_compiled_step_does_what_the_call_does(name, batch, draw):
         part.embeddings.update_(before)
         folded.recurrent_fn.bind(part)(fewer)
         assert part.value[fewer:].eq(9).all()
-        for found, wanted in zip(written(part), written(shared), strict=True):
-            assert found[:fewer].equal(wanted[:fewer])
+        for found, expected in zip(written(part), written(shared), strict=True):
+            assert found[:fewer].equal(expected[:fewer])
 
 
-def test_zeros_stay_zeros_and_what_is_no_number_stays_none(draw):
+def test_zeros_stay_zeros_and_nan_stays_nan(draw):
     fresh = EfficientZeroModelMLP(4, 5, **SMALL)
     shared = memory(fresh, 3, draw)
     fold(fresh).recurrent_fn.bind(shared)(3)
     assert shared.value.eq(0).all() and shared.reward.eq(0).all()
-    model = made()
+    model = make()
     shared = memory(model, 3, draw)
     shared.embeddings["latent_state"][3, 7] = torch.nan  # the parent of the second row
     fold(model).recurrent_fn.bind(shared)(3)
@@ -192,8 +192,8 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none(draw):
     assert shared.prior_logits.isnan().all(1).tolist() == [False, True, False]
 
 
-def test_what_is_bound_is_refreshed_too(draw):
-    model = made()
+def test_a_bound_step_is_refreshed_too(draw):
+    model = make()
     folded, shared, obs = fold(model), memory(model, 3, draw), draw(3, 4)
     step = folded.recurrent_fn.bind(shared)
     step(3)
@@ -212,9 +212,9 @@ def test_what_is_bound_is_refreshed_too(draw):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda folded: pickle.loads(pickle.dumps(folded))]
 )
-def test_a_copy_of_a_used_snapshot_is_a_snapshot_of_its_own(copied, draw):
-    obs, action, second = draw(3, 4), torch.tensor([0, 1, 1]), drawn(made(), seed=1)
-    folded = fold(made())
+def test_a_copy_of_a_used_snapshot_is_independent(copied, draw):
+    obs, action, second = draw(3, 4), torch.tensor([0, 1, 1]), drawn(make(), seed=1)
+    folded = fold(make())
 
     def plan(model):
         options = {"value_prefix": ValuePrefix(), "dirichlet_fraction": 0.0}
@@ -230,11 +230,11 @@ def test_a_copy_of_a_used_snapshot_is_a_snapshot_of_its_own(copied, draw):
     close(plan(folded), before, 0)
 
 
-def test_where_there_is_no_compiled_step(draw):
+def test_models_without_a_compiled_step(draw):
     for name in (*UNCOMPILED, "board"):
-        model = made(name)
+        model = make(name)
         assert fold(model).recurrent_fn.bind(memory(model, 2, draw)) is None
-    double = made().double()
+    double = make().double()
     shared = memory(double, 2, draw)
     assert fold(double).recurrent_fn.bind(shared) is None
     zeros = torch.zeros(2, 4)
@@ -242,7 +242,7 @@ def test_where_there_is_no_compiled_step(draw):
     latent = shared.embeddings["latent_state"]
     for other in (shared.embeddings.to(torch.float64), latent, TensorDict({"latent": latent}, [6])):
         assert (
-            fold(made()).recurrent_fn.bind(SearchMemory(**vars(shared) | {"embeddings": other}))
+            fold(make()).recurrent_fn.bind(SearchMemory(**vars(shared) | {"embeddings": other}))
             is None
         )
     with pytest.raises(TypeError, match="EfficientZeroModelMLP; got a Linear: pass"):
@@ -266,7 +266,7 @@ SAMPLERS = {
 @pytest.mark.parametrize("name", CONTINUOUS)
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("search", [muzero_policy, gumbel_policy])
-def test_actions_are_sampled_in_the_compiled_search_as_in_the_called(name, kind, search):
+def test_compiled_and_called_searches_sample_the_same_actions(name, kind, search):
     options = {**SMALL, "last_linear_layer_init_zero": False, **CONTINUOUS[name]}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -312,14 +312,14 @@ def test_actions_are_sampled_in_the_compiled_search_as_in_the_called(name, kind,
     assert (few.tree.data == found[3:5]).all()
 
 
-def test_off_the_cpu_roots_are_filled_up_to_few_numbers(monkeypatch):
-    """Plans of convolutions are made for each number of images."""
-    plain, seen = inference.root_rows, []
+def test_off_the_cpu_root_batches_are_padded_to_a_few_sizes(monkeypatch):
+    """cuDNN plans convolutions for each number of images."""
+    plain, sizes = inference.root_rows, []
     monkeypatch.setattr(
-        inference, "root_rows", lambda model, x: (seen.append(len(x)), plain(model, x))[1]
+        inference, "root_rows", lambda model, x: (sizes.append(len(x)), plain(model, x))[1]
     )
-    folded = fold(made("board").to("meta"))
+    folded = fold(make("board").to("meta"))
     for num in (1, 5, 6, 13):
         root = folded.root(torch.zeros(num, *IMAGE, device="meta"))
         assert len(root.value) == len(root.embedding) == num
-    assert seen == [1, 6, 6, 16]
+    assert sizes == [1, 6, 6, 16]

@@ -53,13 +53,13 @@ def batch_of(size=9, spec=LINE, seed=0, num_unrolled=3, num_sampled=5, num_frame
     num_choices = num_sampled if continuous else spec.action.n
     shape = spec.observation_shape
 
-    def seen(*lead):
+    def observations(*lead):
         if spec.observation_dtype == torch.uint8:
             return torch.randint(256, (*lead, *shape), dtype=torch.uint8)
         return torch.randn(*lead, *shape)
 
     batch = TensorDict(
-        frames=seen(size, num_frames + num_unrolled),
+        frames=observations(size, num_frames + num_unrolled),
         action=torch.rand(size, num_unrolled, *spec.action.shape)
         if continuous
         else torch.randint(spec.action.n, (size, num_unrolled)),
@@ -84,7 +84,7 @@ def update(learner, state, batch):
     return learner.apply(state, learner.grads(state, batch)[0])
 
 
-def test_a_state_is_made_of_its_seed_alone():
+def test_a_state_depends_on_its_seed_alone():
     learner: Learner = learner_of(loss={"value_weight": 0.75})
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -129,7 +129,7 @@ def test_gradients_and_statistics_are_those_of_the_module(norm_type):
 def test_the_target_follows_after_each_interval():
     learner, batch = learner_of(optimizer={"name": "adamw"}), batch_of()
     state, again = learner.init(0), learner.init(0)
-    where = state["params", "projection", "0", "weight"].data_ptr()
+    address = state["params", "projection", "0", "weight"].data_ptr()
     for step in range(1, 8):
         old = state["target"].clone()
         state, again = (update(learner, one, batch) for one in (state, again))
@@ -140,7 +140,7 @@ def test_the_target_follows_after_each_interval():
             assert_close(state["target", "buffers"], state["buffers"])
         else:
             assert_close(state["target"], old)
-    assert state["params", "projection", "0", "weight"].data_ptr() == where  # in its memory
+    assert state["params", "projection", "0", "weight"].data_ptr() == address  # in place
 
 
 def test_the_rate_rises_and_falls_and_gradients_are_clipped():
@@ -162,7 +162,7 @@ def test_parts_of_a_batch_add_up_to_it():
     norms = {"norm_type": "LN", "projection_norm_type": "LN"}
     learner, batch = learner_of(model=norms), batch_of(size=8)
     state = learner.init(0)
-    whole, parts = (one.grads(state, batch) for one in (learner, Accumulate(learner, 4)))
+    whole, parts = (each.grads(state, batch) for each in (learner, Accumulate(learner, 4)))
     for found, expected in zip(parts, whole, strict=True):
         assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
@@ -183,9 +183,9 @@ def test_compiled_gradients_are_the_same():
 
 @pytest.mark.parametrize("policy", ["muzero", "gumbel"])
 def test_muzero_is_a_configuration(policy):
-    """Single rewards, no consistency, nothing searched again; networks of one's own."""
+    """Single rewards, no consistency, nothing reanalyzed; custom networks."""
 
-    def wide():
+    def make_wide():
         sizes = dict(latent_state_dim=20, lstm_hidden_size=7)
         return EfficientZeroModelMLP(4, 3, self_supervised_learning_loss=False, **sizes)
 
@@ -194,7 +194,7 @@ def test_muzero_is_a_configuration(policy):
         targets={"reanalyze_ratio": 0.0},
         search={"policy": policy, "num_simulations": 4},
     ).config
-    learner = EfficientZeroLearner(LINE, config, num_updates=10, model_factory=wide)
+    learner = EfficientZeroLearner(LINE, config, num_updates=10, model_factory=make_wide)
     state = learner.init(0)
     assert state["params", "dynamics_network", "lstm", "weight_hh_l0"].shape == (28, 7)
     batch = batch_of().exclude("consistency_mask")
@@ -204,8 +204,8 @@ def test_muzero_is_a_configuration(policy):
     assert not found["grads", "dynamics_network", "lstm", "weight_hh_l0"].any()
     planner = Planner(learner.make_model(9), LINE, learner.config)
     planner.refresh(state)
-    seen = TensorDict(observation=torch.randn(2, 4), batch_size=[2])
-    plan = planner.plan(seen, noise=False, temperature=0.0)
+    env_state = TensorDict(observation=torch.randn(2, 4), batch_size=[2])
+    plan = planner.plan(env_state, noise=False, temperature=0.0)
     # the improved policy, not visits
     assert (plan.action_weights > 0).all() or policy == "muzero"
     assert not planner.values(batch["frames"][:, 0]).any()  # they start at 0
@@ -214,7 +214,7 @@ def test_muzero_is_a_configuration(policy):
 
 
 @pytest.mark.parametrize("frame_stack", [1, 2])
-def test_augmentation_is_of_the_batch_s_numbers(frame_stack):
+def test_augmentation_follows_the_shifts_in_the_batch(frame_stack):
     """Shifted by the learner, or shifted before: the same gradients, bit for bit."""
     spec = EnvSpec(observation_shape=(2, 6, 5), action=Discrete(3), observation_dtype=torch.uint8)
     learner = learner_of(spec, frame_stack=frame_stack)
@@ -233,19 +233,19 @@ def test_augmentation_is_of_the_batch_s_numbers(frame_stack):
 VECTORS = {"observation_shape": (4,), "action": Discrete(2)}
 
 
-def test_what_the_networks_do_not_take_is_refused():
-    for env, changes, words in [
+def test_observations_that_the_networks_do_not_take_are_refused():
+    for env, changes, message in [
         ({"observation_shape": (4, 4)}, {}, "model_factory"),
         ({"observation_dtype": torch.float64}, {}, "=torch.float64 is not supported"),
         ({}, {"augmentation": ("shift",)}, r"needs images \[C, H, W\], but .* shape \[4\]"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             learner_of(EnvSpec(**VECTORS | env), loss=changes)
 
 
 @pytest.mark.parametrize("kind", ["vectors", "images", "large images", "LN", "continuous"])
-def test_bfloat16_is_that_of_products_alone(kind, monkeypatch):
-    """Gradients are near those of float32, and all that is kept is of float32, as it lies there."""
+def test_bfloat16_is_used_in_matrix_products_alone(kind, monkeypatch):
+    """Gradients are near those of float32; gradients and state stay float32, with their strides."""
     spec = LINE
     if kind.endswith("images"):
         spec = dataclasses.replace(LINE, observation_shape=(2, 6, 6))
@@ -257,16 +257,18 @@ def test_bfloat16_is_that_of_products_alone(kind, monkeypatch):
         for precision in ("float32", "bfloat16")
     )
     state, batch = precise.init(0), batch_of(64, spec)
-    (given, metrics), (found, others) = (made.grads(state, batch) for made in (precise, mixed))
-    torch.testing.assert_close(others["loss"], metrics["loss"], rtol=0.02, atol=0.0)
-    torch.testing.assert_close(others["priority"], metrics["priority"], rtol=0.05, atol=0.05)
-    one, other = (
-        torch.cat([grad.flatten() for grad in update["grads"].values(True, True, sort=True)])
-        for update in (given, found)
+    (expected, metrics), (found, mixed_metrics) = (
+        learner.grads(state, batch) for learner in (precise, mixed)
     )
-    assert 0.95 < torch.cosine_similarity(one, other, dim=0) and not one.equal(other)
+    torch.testing.assert_close(mixed_metrics["loss"], metrics["loss"], rtol=0.02, atol=0.0)
+    torch.testing.assert_close(mixed_metrics["priority"], metrics["priority"], rtol=0.05, atol=0.05)
+    exact, rounded = (
+        torch.cat([grad.flatten() for grad in update["grads"].values(True, True, sort=True)])
+        for update in (expected, found)
+    )
+    assert 0.95 < torch.cosine_similarity(exact, rounded, dim=0) and not exact.equal(rounded)
     for key, leaf in state["params"].items(True, True):
         grad = found["grads", key]
         assert (grad.dtype, grad.stride()) == (torch.float32, leaf.stride())
-    kept = mixed.apply(state, found)
-    assert {leaf.dtype for leaf in kept.values(True, True)} == {torch.float32, torch.int64}
+    later = mixed.apply(state, found)
+    assert {leaf.dtype for leaf in later.values(True, True)} == {torch.float32, torch.int64}

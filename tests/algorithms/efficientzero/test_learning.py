@@ -1,4 +1,4 @@
-"""Whole learning: a batch by heart, policies of continuous actions, members as each by itself."""
+"""Learning end to end: overfitting a batch, continuous policies, stacked members as each alone."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ADAM = {"name": "adamw", "weight_decay": 0.0}
 
 
-def test_a_small_batch_is_learnt_by_heart():
+def test_a_small_batch_is_overfitted():
     learner = learner_of(
         model={"norm_type": "BN", "head_hidden_channels": (32,)},
         loss={"consistency_weight": 0.5, "value_weight": 1.0},
@@ -48,8 +48,8 @@ def test_continuous_policies_are_learnt_from_sampled_actions():
         loss={"entropy_weight": 0.005},
         optimizer={"name": "adamw", "learning_rate": 0.02},
     )
-    batch, wanted = batch_of(spec=spec, size=12), torch.tensor([0.5, -0.5])
-    batch["sampled_actions"] = wanted + 0.1 * torch.randn(12, 4, 5, 2)
+    batch, best = batch_of(spec=spec, size=12), torch.tensor([0.5, -0.5])
+    batch["sampled_actions"] = best + 0.1 * torch.randn(12, 4, 5, 2)
     state = learner.init(0)
     for _ in range(150):
         state = update(learner, state, batch)
@@ -58,7 +58,7 @@ def test_continuous_policies_are_learnt_from_sampled_actions():
     policy = planner.root(with_observations(batch, spec)).prior_logits
     low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
     middle = low + (high - low) * (policy[:, :2].tanh() + 1) / 2
-    assert (middle.mean(0) - wanted).abs().max() < 0.1
+    assert (middle.mean(0) - best).abs().max() < 0.1
 
 
 def two_members(learner):
@@ -77,7 +77,7 @@ def in_float64(tree):
     ("norm_type", "optimizer", "shared"), [("BN", "sgd", False), ("LN", "adamw", True)]
 )
 def test_stacked_states_learn_as_each_does_by_itself(norm_type, optimizer, shared):
-    """From batches of their own, or one that they share."""
+    """From one batch each, or from one that they share."""
     # in float64: Adam makes steps of rounding errors where a gradient is zero, as before BatchNorm
     learner = learner_of(model={"norm_type": norm_type}, optimizer={"name": optimizer})
     alone, stacked = two_members(learner), torch.stack(two_members(learner))
@@ -86,8 +86,8 @@ def test_stacked_states_learn_as_each_does_by_itself(norm_type, optimizer, share
         batches = [in_float64(batch_of(seed=seed)) for seed in seeds]
         found = [learner.grads(state, batch) for state, batch in zip(alone, batches, strict=True)]
         alone = [learner.apply(state, one[0]) for state, one in zip(alone, found, strict=True)]
-        given, dims = (batches[0], (0, None)) if shared else (torch.stack(batches), 0)
-        grads, metrics = torch.vmap(learner.grads, in_dims=dims, randomness="error")(stacked, given)
+        input, dims = (batches[0], (0, None)) if shared else (torch.stack(batches), 0)
+        grads, metrics = torch.vmap(learner.grads, in_dims=dims, randomness="error")(stacked, input)
         stacked = torch.vmap(learner.apply, randomness="error")(stacked, grads)
         assert_close(stacked, torch.stack(alone), atol=2e-6, rtol=1e-5)
         assert_close(metrics, torch.stack([one[1] for one in found]), atol=1e-5, rtol=1e-5)

@@ -28,22 +28,22 @@ def build(name, config):
 def outputs(model, obs, actions):
     out = model.initial_inference(obs)
     assert torch.equal(out.value_prefix, torch.zeros(len(obs)))
-    seen = {"value0": out.value, "policy0": out.policy_logits, "latent0": out.latent_state}
+    found = {"value0": out.value, "policy0": out.policy_logits, "latent0": out.latent_state}
     for i in (1, 2):
         out = model.recurrent_inference(
             out.latent_state, out.reward_hidden_state, actions[:, i - 1]
         )
-        seen |= {
+        found |= {
             f"value{i}": out.value,
             f"policy{i}": out.policy_logits,
             f"value_prefix{i}": out.value_prefix,
             f"latent{i}": out.latent_state,
         }
         if model.lstm_hidden_size:  # MuZero's networks have none
-            seen |= {f"h{i}": out.reward_hidden_state[0], f"c{i}": out.reward_hidden_state[1]}
-    seen["project_grad"] = model.project(out.latent_state, with_grad=True)
-    seen["project_nograd"] = model.project(out.latent_state, with_grad=False)
-    return seen
+            found |= {f"h{i}": out.reward_hidden_state[0], f"c{i}": out.reward_hidden_state[1]}
+    found["project_grad"] = model.project(out.latent_state, with_grad=True)
+    found["project_nograd"] = model.project(out.latent_state, with_grad=False)
+    return found
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -52,23 +52,23 @@ def test_outputs_equal_lightzero_s(oracle, mode):
     model = build(name, config).load_lightzero(weights).train(mode == "train")
     # Norms over a batch of a few rows divide by small numbers: CPUs differ in more digits there.
     tolerance = 1e-4 if mode == "train" else 1e-5
-    for key, got in outputs(model, tensors["obs"], tensors["actions"]).items():
-        want = tensors[f"{mode}/{key}"]
-        assert got.shape == want.shape
+    for key, found in outputs(model, tensors["obs"], tensors["actions"]).items():
+        expected = tensors[f"{mode}/{key}"]
+        assert found.shape == expected.shape
         torch.testing.assert_close(
-            got, want, rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
+            found, expected, rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
         )
     after = {k.removeprefix("after/"): v for k, v in tensors.items() if k.startswith("after/")}
-    for key, want in after.items() if mode == "train" else ():
-        torch.testing.assert_close(model.state_dict()[key], want, rtol=1e-5, atol=1e-5)
+    for key, expected in after.items() if mode == "train" else ():
+        torch.testing.assert_close(model.state_dict()[key], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_another_weight_gives_other_numbers(oracle):
     name, config, weights, tensors = oracle
     key = next(k for k in weights if k.startswith("dynamics_network.") and k.endswith("weight"))
     model = build(name, config).load_lightzero(weights | {key: weights[key].flip(0)}).eval()
-    got = outputs(model, tensors["obs"], tensors["actions"])["latent1"]
-    assert not torch.allclose(got, tensors["eval/latent1"], rtol=1e-5, atol=1e-5)
+    found = outputs(model, tensors["obs"], tensors["actions"])["latent1"]
+    assert not torch.allclose(found, tensors["eval/latent1"], rtol=1e-5, atol=1e-5)
 
 
 def small(**options):
@@ -103,7 +103,7 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"latent_norm": "SimNorm"}, "latent_norm='SimNorm'"),
         ({"norm_type": "LN"}, "norm_type='LN'"),
@@ -114,8 +114,8 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
         ),
     ],
 )
-def test_options_that_the_weights_seem_to_be_of_are_named(options, said):
-    with pytest.raises(ValueError, match=f"they seem to be of {said}$"):
+def test_options_that_the_weights_point_to_are_named(options, message):
+    with pytest.raises(ValueError, match=f"they seem to be of {message}$"):
         small().load_lightzero(small(**options).state_dict())
 
 
@@ -127,5 +127,5 @@ def test_a_run_can_start_with_their_weights(norm_type):
     learner = EfficientZeroLearner(LINE, learner_of().config, num_updates=10, model_factory=factory)
     state = learner.init(0)
     for part in (state, state["target"]):
-        kept = {**part["params"].flatten_keys("."), **part["buffers"].flatten_keys(".")}
-        assert all(kept[name].equal(value) for name, value in theirs.items())
+        loaded = {**part["params"].flatten_keys("."), **part["buffers"].flatten_keys(".")}
+        assert all(loaded[name].equal(value) for name, value in theirs.items())

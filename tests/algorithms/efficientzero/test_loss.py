@@ -52,7 +52,7 @@ def random_batch(size=7, num_unrolled=4):
     return with_observations(batch_of(size, num_unrolled=num_unrolled), LINE)
 
 
-def peers_step(masked):
+def peer_step(masked):
     """The model and the batch of the oracle; EfficientZero masks all terms, LightZero one."""
     tensors = load_file(HERE / "train_step.safetensors")
     model = EfficientZeroModelMLP(**SIZES)
@@ -87,7 +87,7 @@ def peers_step(masked):
     ],
 )
 def test_losses_and_the_gradient_are_those_of_the_peers(name, scale, masked):
-    model, batch = peers_step(masked)
+    model, batch = peer_step(masked)
     value, metrics = EfficientZeroLoss(model, LossConfig(gradient_scale=scale))(batch, WEIGHTS)
     gradients = torch.autograd.grad(value, list(model.parameters()))
     if name == "lightzero":
@@ -108,7 +108,7 @@ def test_losses_and_the_gradient_are_those_of_the_peers(name, scale, masked):
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 3, 9])
-def test_the_lstm_starts_anew_after_each_horizon(horizon):
+def test_the_lstm_restarts_after_each_horizon(horizon):
     model = small_model().eval()
     observation, action = torch.randn(5, 4), torch.randint(3, (5, 7))
     steps = unroll(model, observation, action, lstm_horizon=horizon)
@@ -126,7 +126,7 @@ def test_the_lstm_starts_anew_after_each_horizon(horizon):
 
 
 @pytest.mark.parametrize("kind", ["BN", "LN", "image"])
-def test_one_call_for_all_steps_is_a_call_for_each(kind):
+def test_one_call_for_all_steps_equals_a_call_for_each(kind):
     torch.manual_seed(0)
     batch, config = random_batch(), LossConfig(unroll_steps=4)
     if kind == "image":
@@ -136,19 +136,19 @@ def test_one_call_for_all_steps_is_a_call_for_each(kind):
         batch["next_observation"] = torch.randn(7, 4, 2, 5, 6)
     else:
         model = small_model(norm_type=kind)
-    one, each = (EfficientZeroLoss(copy.deepcopy(model), config).train() for _ in range(2))
-    assert one.steps is not None
+    batched, each = (EfficientZeroLoss(copy.deepcopy(model), config).train() for _ in range(2))
+    assert batched.steps is not None
     each.steps = None
     found = []
-    for loss in (one, each):
+    for loss in (batched, each):
         value, metrics = loss(batch, WEIGHTS)
         found.append((metrics, torch.autograd.grad(value, list(loss.parameters()))))
     torch.testing.assert_close(*found, atol=2e-6, rtol=1e-4)
-    for buffer, other in zip(one.buffers(), each.buffers(), strict=True):
+    for buffer, other in zip(batched.buffers(), each.buffers(), strict=True):
         torch.testing.assert_close(buffer, other)
     if kind == "BN":  # without statistics each step is a call
-        one.model.projection[1] = torch.nn.BatchNorm1d(7, track_running_stats=False)
-        assert EfficientZeroLoss(one.model, config).steps is None
+        batched.model.projection[1] = torch.nn.BatchNorm1d(7, track_running_stats=False)
+        assert EfficientZeroLoss(batched.model, config).steps is None
 
 
 def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
@@ -158,7 +158,7 @@ def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
     for name in ("policy", "value", "value_prefix", "consistency"):
         weights.zero_()
         weights[f"{name}_weight"] = torch.tensor(1.0)
-        whole, half = (
+        full, half = (
             torch.autograd.grad(
                 EfficientZeroLoss(model, LossConfig(unroll_steps=1, gradient_scale=scale))(
                     batch, weights
@@ -167,9 +167,9 @@ def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
             )[0]
             for scale in (1.0, 0.5)
         )
-        assert whole.norm() > 0, name
-        assert scale_gradient(whole, 0.5).equal(whole)
-        torch.testing.assert_close(half, whole / 2)
+        assert full.norm() > 0, name
+        assert scale_gradient(full, 0.5).equal(full)
+        torch.testing.assert_close(half, full / 2)
 
 
 def test_images_of_bytes_are_numbers_from_0_to_1():
@@ -180,10 +180,10 @@ def test_images_of_bytes_are_numbers_from_0_to_1():
     found = unroll(model, image, action, lstm_horizon=5)
     expected = unroll(model, image.float() / 255, action, lstm_horizon=5)
     torch.testing.assert_close(found, expected)
-    seen = image.unsqueeze(1).expand(-1, 2, -1, -1, -1)
+    images = image.unsqueeze(1).expand(-1, 2, -1, -1, -1)
     latents = [latent.detach().requires_grad_() for latent in found.latents]
-    distance = consistency(model, latents, seen)
-    torch.testing.assert_close(distance, consistency(model, latents, seen.float() / 255))
+    distance = consistency(model, latents, images)
+    torch.testing.assert_close(distance, consistency(model, latents, images.float() / 255))
     assert distance.shape == (3, 2)
     distance.sum().backward()  # it teaches the imagined state only
     assert all(latent.grad.abs().sum() > 0 for latent in latents)
@@ -232,19 +232,19 @@ def test_masked_steps_do_not_count(name):
     model, batch = small_model(norm_type="LN"), random_batch()
     loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
     term = f"{name}_loss"
-    whole = loss(batch, WEIGHTS)[1]
+    full = loss(batch, WEIGHTS)[1]
     mask = batch[f"{name}_mask"]
     batch[f"{name}_mask"] = torch.cat([mask[:, :-1], 0 * mask[:, -1:]], 1)
     without_last = loss(batch, WEIGHTS)[1]
     batch[f"{name}_mask"] = torch.cat([0 * mask[:, :-1], mask[:, -1:]], 1)
     last = loss(batch, WEIGHTS)[1]
-    torch.testing.assert_close(without_last[term] + last[term], whole[term])
-    others = {k for k in whole if k.endswith("_loss")} - {term}
+    torch.testing.assert_close(without_last[term] + last[term], full[term])
+    others = {k for k in full if k.endswith("_loss")} - {term}
     for other in others:
-        assert whole[other].equal(without_last[other])
+        assert full[other].equal(without_last[other])
 
 
-def test_the_loss_is_the_weighted_mean_over_windows():
+def test_the_loss_is_the_weighted_mean_over_segments():
     model, batch = small_model(norm_type="LN"), random_batch()
     loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
     _, metrics = loss(batch, WEIGHTS)

@@ -1,4 +1,4 @@
-"""Networks: sizes, starting weights, options, what they are as keyed modules, what is refused."""
+"""Networks: sizes, initial weights, options, use as keyed modules, refused arguments."""
 
 import copy
 import inspect
@@ -63,7 +63,7 @@ def test_images_of_any_size(shape, size, norm_type):
 
 
 @BOTH
-def test_activations_are_each_model_s_own_and_reach_all_networks(build, shape):
+def test_each_model_has_its_own_activations_in_all_networks(build, shape):
     found = [
         m
         for model in (build(), build())
@@ -85,15 +85,15 @@ def test_activations_are_each_model_s_own_and_reach_all_networks(build, shape):
 
 
 @BOTH
-def test_a_new_model_says_nothing_and_changes_nothing_that_comes_in(build, shape):
+def test_a_new_model_has_zero_outputs_and_does_not_change_its_inputs(build, shape):
     torch.manual_seed(7)
     model, obs = build().double(), torch.randn(3, *shape, dtype=torch.float64)
-    kept = obs.clone()
+    original = obs.clone()
     root = model.initial_inference(obs)
     latent = root.latent_state.clone()
     child = model.recurrent_inference(latent, root.reward_hidden_state, torch.arange(3))
     model.project(latent)
-    assert torch.equal(obs, kept) and torch.equal(root.latent_state, latent)
+    assert torch.equal(obs, original) and torch.equal(root.latent_state, latent)
     assert torch.equal(root.value_prefix, torch.zeros(3, dtype=torch.float64))
     assert [s.shape for s in root.reward_hidden_state] == [(1, 3, 6)] * 2
     assert not any(s.any() or s.dtype != torch.float64 for s in root.reward_hidden_state)
@@ -118,7 +118,7 @@ def test_all_parameters_learn_and_the_consistency_target_does_not(build, shape):
 
 
 @BOTH
-def test_supports_are_as_given(build, shape):
+def test_supports_are_those_of_the_arguments(build, shape):
     model = build(reward_support_range=(-2, 3, 1), value_support_range=(-10, 11, 0.5))
     _, child = step(model, torch.rand(3, *shape))
     assert child.value_prefix.shape == (3, 5) and child.value.shape == (3, 42)
@@ -140,7 +140,7 @@ def test_without_categories_there_is_one_number(build, shape):
 
 @BOTH
 @pytest.mark.parametrize("sigma_type", ["conditioned", "fixed"])
-def test_actions_as_the_networks_see_them(build, shape, sigma_type):
+def test_actions_are_encoded_as_the_options_say(build, shape, sigma_type):
     plane = build(discrete_action_encoding_type="not_one_hot")
     assert build().dynamics_network.action_encoding_dim == 5
     assert plane.dynamics_network.action_encoding_dim == 1
@@ -180,7 +180,7 @@ def test_a_sequence_of_keyed_modules_is_the_model(build, shape):
     assert model.dynamics.in_keys == ["latent_state", "action", *state]
     assert model.dynamics.out_keys == ["latent_state", *state, "value_prefix"]
     assert model.prediction.out_keys == ["policy_logits", "value"]
-    assert list(model.state_dict()) == entries  # each network once
+    assert list(model.state_dict()) == entries  # each network is registered once
 
     _, child = step(model, td["observation"], td["action"])
     h, c = (part[0] for part in child.reward_hidden_state)
@@ -196,11 +196,11 @@ def test_a_sequence_of_keyed_modules_is_the_model(build, shape):
         with params.to_module(keyed[0]):
             return keyed[0](td)
 
-    together = torch.vmap(run, (0, None))(params, td.clone())
+    stacked = torch.vmap(run, (0, None))(params, td.clone())
     for i, member in enumerate(keyed):
-        want = member(td.clone())
+        expected_member = member(td.clone())
         for key in (*expected, *state):
-            torch.testing.assert_close(together[i][key], want[key], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(stacked[i][key], expected_member[key], rtol=1e-4, atol=1e-5)
 
     model.prediction_network = members[1].prediction_network  # one put in later counts
     latent = model.representation(observation=td["observation"])
@@ -218,8 +218,8 @@ def test_the_steps_compile_without_a_break(build, shape):
     with torch.no_grad():
         root, child = step(model, torch.rand(3, *shape))
     compiled = torch.compile(model.recurrent_inference, backend="eager", fullgraph=True)
-    got = compiled(root.latent_state, root.reward_hidden_state, torch.arange(3))
-    torch.testing.assert_close(got, child)
+    found = compiled(root.latent_state, root.reward_hidden_state, torch.arange(3))
+    torch.testing.assert_close(found, child)
 
 
 # Dynamics
@@ -245,10 +245,10 @@ def test_the_dynamics_network():
     network = dynamics(num_res_blocks=0).eval()
     nn.init.zeros_(network.conv.weight)
     x = torch.randn(2, 11, 5, 4)  # the channels count the action's planes
-    kept = x.clone()
+    original = x.clone()
     latent, (h, c), value_prefix = network(x, zeros(2))
     torch.testing.assert_close(latent, x[:, :8].relu())  # added before the activation
-    assert torch.equal(x, kept) and value_prefix.shape == (2, 601)
+    assert torch.equal(x, original) and value_prefix.shape == (2, 601)
     assert h.shape == c.shape == (1, 2, 6)
     latent, _, _ = DynamicsNetwork((4, 1, 1))(torch.randn(2, 64, 1, 1), zeros(2, 512))
     assert latent.shape == (2, 62, 1, 1)
@@ -319,26 +319,32 @@ REFUSED = [
     (lambda: DynamicsNetwork(IMAGE, norm_type=None), "norm_type=None.*must be one of 'BN', 'LN'"),
     (lambda: RepresentationNetwork(IMAGE, downsample=False, norm_type="GN"), "norm_type='GN'"),
     (lambda: PredictionNetwork(IMAGE, 2, norm_type="GN"), "norm_type='GN'"),
-    (lambda: ahead(5, 4, flatten_output_size_for_reward_head=64), "2 x 5 x 4.*_reward_head=40"),
+    (
+        lambda: run_dynamics(5, 4, flatten_output_size_for_reward_head=64),
+        "2 x 5 x 4.*_reward_head=40",
+    ),
     (lambda: dynamics(num_channels=3), "num_channels=3 must be larger than .*_dim=3"),
-    (lambda: ahead(4, 5, norm_type="LN"), "LayerNorm was built for latent states of 5 x 4"),
-    (lambda: seen(conv, (2, 3, 4, 5)), r"\['B', 3, 5, 4\]; got torch.float32 of .* \[2, 3, 4, 5\]"),
-    (lambda: seen(conv, (3, 5, 4)), r"\['B', 3, 5, 4\]"),
-    (lambda: seen(conv, (2, 3, 5, 4), torch.uint8), r"uint8.*observation.float\(\) / 255"),
-    (lambda: seen(vector, (2, 5)), r"shape \[B, 4\]; got torch.float32 of shape \[2, 5\]"),
-    (lambda: seen(vector, (4,)), r"shape \[B, 4\]"),
+    (lambda: run_dynamics(4, 5, norm_type="LN"), "LayerNorm was built for latent states of 5 x 4"),
+    (
+        lambda: run_root(conv, (2, 3, 4, 5)),
+        r"\['B', 3, 5, 4\]; got torch.float32 of .* \[2, 3, 4, 5\]",
+    ),
+    (lambda: run_root(conv, (3, 5, 4)), r"\['B', 3, 5, 4\]"),
+    (lambda: run_root(conv, (2, 3, 5, 4), torch.uint8), r"uint8.*observation.float\(\) / 255"),
+    (lambda: run_root(vector, (2, 5)), r"shape \[B, 4\]; got torch.float32 of shape \[2, 5\]"),
+    (lambda: run_root(vector, (4,)), r"shape \[B, 4\]"),
 ]
 
 
-def ahead(height, width, **options):
+def run_dynamics(height, width, **options):
     return dynamics(**options)(torch.ones(2, 11, height, width), zeros(2))
 
 
-def seen(build, shape, dtype=torch.float32):
+def run_root(build, shape, dtype=torch.float32):
     return build().initial_inference(torch.zeros(shape, dtype=dtype))
 
 
-def test_what_is_refused():
+def test_wrong_shapes_and_arguments_are_refused():
     for call, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             call()

@@ -1,4 +1,4 @@
-"""The planner: what of an environment's state, and which settings, a search gets."""
+"""The planner: the parts of an environment's state and the settings that a search gets."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def state_of(num=5):
     )
 
 
-def test_whose_turn_it_is_and_what_is_legal_go_into_the_search():
+def test_the_player_to_move_and_the_legal_actions_go_into_the_search():
     state = state_of()
     root = planner_of().root(state)
     assert torch.equal(root.to_play, state["to_play"])
@@ -58,38 +58,40 @@ def test_whose_turn_it_is_and_what_is_legal_go_into_the_search():
 @pytest.mark.parametrize("policy", ["muzero", "gumbel"])
 @pytest.mark.parametrize(("noise", "temperature"), [(True, 1.0), (True, 0.0), (False, 0.0)])
 def test_a_search_gets_the_settings(policy, noise, temperature, monkeypatch):
-    given, run = {}, getattr(planning, f"{policy}_policy")
+    settings, original = {}, getattr(planning, f"{policy}_policy")
 
-    def watched(root, recurrent_fn, **options):
-        given.update(options)
-        return run(root, recurrent_fn, **options)
+    def recording(root, recurrent_fn, **options):
+        settings.update(options)
+        return original(root, recurrent_fn, **options)
 
-    monkeypatch.setattr(planning, f"{policy}_policy", watched)
+    monkeypatch.setattr(planning, f"{policy}_policy", recording)
     config = small.configured(CONFIG, search={"policy": policy, "max_considered": 2})
     planner = planner_of(config=config, num_threads=2)
     state, seed = state_of(70), torch.arange(70)
     planner.plan(state, noise=noise, temperature=temperature, seed=seed)
-    assert given["num_simulations"] == 6 and given["discount"] == 0.9
-    assert given["value_prefix"].horizon == 3
-    assert given["num_threads"] == 2  # of 64 roots or more
+    assert settings["num_simulations"] == 6 and settings["discount"] == 0.9
+    assert settings["value_prefix"].horizon == 3
+    assert settings["num_threads"] == 2  # of 64 roots or more
     if policy == "gumbel":
-        assert given["max_considered"] == 2
+        assert settings["max_considered"] == 2
         gumbel = root_gumbel(seed, 3, planning.CHOICE)
-        assert given["root_gumbel"].equal(gumbel * float(noise or temperature > 0))
+        assert settings["root_gumbel"].equal(gumbel * float(noise or temperature > 0))
     else:
-        assert given["dirichlet_fraction"] == (0.4 if noise else 0.0)
-        assert given["temperature"] == temperature
+        assert settings["dirichlet_fraction"] == (0.4 if noise else 0.0)
+        assert settings["temperature"] == temperature
         noised = root_dirichlet(seed, 3, 0.7, state["action_mask"], planning.NOISE)
-        assert "dirichlet" not in given or given["dirichlet"].equal(noised)
-        assert ("dirichlet" in given) == noise and ("action_gumbel" in given) == (temperature > 0)
+        assert "dirichlet" not in settings or settings["dirichlet"].equal(noised)
+        assert ("dirichlet" in settings) == noise and ("action_gumbel" in settings) == (
+            temperature > 0
+        )
     planner.plan(state_of(3), num_simulations=2, noise=False, temperature=0.0)
-    assert given["num_threads"] == 1 and given["num_simulations"] == 2
+    assert settings["num_threads"] == 1 and settings["num_simulations"] == 2
     assert planner.num_simulations == 70 * 6 + 3 * 2
 
 
 @pytest.mark.parametrize("kind", ["muzero", "gumbel", "continuous"])
 def test_a_row_draws_by_its_seed_whatever_the_other_rows_are(kind):
-    """So that who plays which rows, and where, changes nothing."""
+    """So results do not depend on which process plays which rows."""
     spec = BOARD
     if kind == "continuous":
         spec = replace(BOARD, action=Box((-1.0,), (1.0,)), masked=False)
@@ -99,17 +101,17 @@ def test_a_row_draws_by_its_seed_whatever_the_other_rows_are(kind):
     seed, rows = torch.arange(6) * 1_000_003, torch.tensor([4, 1])
     together = act(planner, state, temperature=1.0, noise=True, seed=seed)
     for chosen in (rows, rows[:1]):
-        apart = act(planner, state[chosen], temperature=1.0, noise=True, seed=seed[chosen])
-        for key, value in apart.items():
+        some = act(planner, state[chosen], temperature=1.0, noise=True, seed=seed[chosen])
+        for key, value in some.items():
             torch.testing.assert_close(value, together[key][chosen])
     other = act(planner, state, temperature=1.0, noise=True, seed=seed + 1)
     assert not all(other[key].equal(together[key]) for key in other.keys())
     first = act_at_random(spec, state, num_sampled_actions=5, seed=seed)
-    alone = act_at_random(spec, state[rows], num_sampled_actions=5, seed=seed[rows])
-    assert all(alone[key].equal(first[key][rows]) for key in first.keys())
+    some = act_at_random(spec, state[rows], num_sampled_actions=5, seed=seed[rows])
+    assert all(some[key].equal(first[key][rows]) for key in first.keys())
 
 
-def test_a_tensor_is_no_state():
-    words = r"pass TensorDict\(observation=observation, batch_size=\[3\]"
-    with pytest.raises(TypeError, match=words):
+def test_a_tensor_in_place_of_a_state_is_refused():
+    message = r"pass TensorDict\(observation=observation, batch_size=\[3\]"
+    with pytest.raises(TypeError, match=message):
         act(planner_of(), torch.zeros(3, 4), temperature=0.0, noise=False)

@@ -1,4 +1,4 @@
-"""Policies and values that are searched anew."""
+"""Reanalysis: policies and values that are searched again."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def replay_of(spec=LINE, size=12, end="terminated", num_sampled=5):
     steps["next"] = TensorDict({name: state[1:] for name, state in states.items()}, [size])
     steps["action"] = torch.zeros(size, *spec.action.shape, dtype=spec.action.dtype)
     steps["reward"] = torch.randn(size)
-    steps["policy"] = torch.full((size, num_choices), 7.0)  # none that a search gives
+    steps["policy"] = torch.full((size, num_choices), 7.0)  # never the result of a search
     steps["value"] = torch.full((size,), 50.0)
     if continuous:
         steps["sampled_actions"] = torch.zeros(size, num_sampled, *spec.action.shape)
@@ -73,105 +73,109 @@ def replay_of(spec=LINE, size=12, end="terminated", num_sampled=5):
     return replay
 
 
-def windows_of(replay, index):
+def segments_of(replay, index):
     return replay.read(torch.tensor(index))
 
 
 def test_each_step_is_searched_once_and_the_end_is_not():
     planner, replay = planner_of(), replay_of()
-    asked = []
+    searched = []
     plan = planner.plan
-    planner.plan = lambda state, **options: asked.append(state) or plan(state, **options)
-    fresh = reanalyze(windows_of(replay, [3, 4, 3, 11]), planner, generator=draws())
+    planner.plan = lambda state, **options: searched.append(state) or plan(state, **options)
+    reanalyzed = reanalyze(segments_of(replay, [3, 4, 3, 11]), planner, generator=draws())
     state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
     entries = replay_entries(plan(state, generator=draws()))
-    assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
-    assert len(asked) == 1
-    assert fresh["step_index"].tolist() == [3, 4, 5, 6, 11]  # 12 is the closing row
-    assert asked[0]["observation"].equal(windows_of(replay, [3, 4, 5, 6, 11])["observation"][:, 0])
-    assert fresh["policy"].sum(-1).sub(1).abs().max() < 1e-6
-    assert sorted(fresh.keys()) == ["policy", "step_index", "value"]
+    assert {*entries.keys()} - {"action"} == {*reanalyzed.keys()} - {"step_index"}
+    assert len(searched) == 1
+    assert reanalyzed["step_index"].tolist() == [3, 4, 5, 6, 11]  # 12 is the closing row
+    assert searched[0]["observation"].equal(
+        segments_of(replay, [3, 4, 5, 6, 11])["observation"][:, 0]
+    )
+    assert reanalyzed["policy"].sum(-1).sub(1).abs().max() < 1e-6
+    assert sorted(reanalyzed.keys()) == ["policy", "step_index", "value"]
 
 
-def test_steps_before_and_between_those_that_are_searched_stay_as_stored():
+def test_steps_that_are_not_searched_again_stay_as_stored():
     planner = planner_of(config=configured(targets={"reanalyze_ratio": 0.5}))
-    windows = windows_of(replay_of(), [3, 8, 1, 6])  # the last row of 1..3, the last of 6..8
-    batch, fresh = make_batch(windows, planner, generator=draws())
-    assert fresh["step_index"].tolist() == [3, 4, 5, 8, 9, 10]
+    segments = segments_of(replay_of(), [3, 8, 1, 6])  # the last row of 1..3, the last of 6..8
+    batch, reanalyzed = make_batch(segments, planner, generator=draws())
+    assert reanalyzed["step_index"].tolist() == [3, 4, 5, 8, 9, 10]
     stored = batch["target_policy"].eq(7).all(-1)
     assert stored.tolist() == [[False] * 3, [False] * 3, [True, True, False], [True, True, False]]
-    for ratio in (0.0, 0.1):  # of 4 windows
+    for ratio in (0.0, 0.1):  # of 4 segments
         planner = planner_of(config=configured(targets={"reanalyze_ratio": ratio}))
-        assert make_batch(windows, planner, generator=draws())[1] is None
+        assert make_batch(segments, planner, generator=draws())[1] is None
 
 
 @pytest.mark.parametrize("policy", ["muzero", "gumbel"])
-def test_noise_is_as_configured(policy):
-    windows = windows_of(replay_of(), list(range(12)))
+def test_reanalysis_noise_follows_the_config(policy):
+    segments = segments_of(replay_of(), list(range(12)))
     quiet, noisy = (
         planner_of(config=configured(targets={"reanalyze_noise": on}, search={"policy": policy}))
         for on in (False, True)
     )
-    first, second = (reanalyze(windows, quiet, generator=draws(seed)) for seed in (0, 1))
+    first, second = (reanalyze(segments, quiet, generator=draws(seed)) for seed in (0, 1))
     assert first["policy"].equal(second["policy"])
     assert (first["policy"] > 0).all() or policy == "muzero"
-    found = [reanalyze(windows, noisy, generator=draws(seed))["policy"] for seed in (0, 0, 1)]
+    found = [reanalyze(segments, noisy, generator=draws(seed))["policy"] for seed in (0, 0, 1)]
     assert found[0].equal(found[1]) and not found[0].equal(found[2])
 
 
 @pytest.mark.parametrize("bootstrap", ["search", "network"])
-def test_fresh_values_close_sums_where_values_are_searched(bootstrap):
+def test_reanalyzed_values_bootstrap_where_values_are_searched(bootstrap):
     config = configured(targets={"bootstrap": bootstrap, "discount": 1.0})
     planner, replay = planner_of(config=config), replay_of(end="truncated")
-    windows = windows_of(replay, [0, 2])
-    batch, fresh = make_batch(windows, planner, generator=draws())
-    sums = windows["reward"][0, 0:2].sum(), windows["reward"][0, 1:3].sum()
+    segments = segments_of(replay, [0, 2])
+    batch, reanalyzed = make_batch(segments, planner, generator=draws())
+    sums = segments["reward"][0, 0:2].sum(), segments["reward"][0, 1:3].sum()
     closing = batch["target_value"][0, :2] - torch.stack(sums)
-    if bootstrap == "search":  # rows 2 and 3, which the second window had searched
-        torch.testing.assert_close(closing, fresh["value"][2:4])
+    if bootstrap == "search":  # rows 2 and 3, which were searched for the second segment
+        torch.testing.assert_close(closing, reanalyzed["value"][2:4])
         # row 6 was not searched: the value that was stored
         torch.testing.assert_close(
-            batch["target_value"][1, 2], windows["reward"][1, 2:4].sum() + 50
+            batch["target_value"][1, 2], segments["reward"][1, 2:4].sum() + 50
         )
     else:
-        torch.testing.assert_close(closing, planner.values(windows["observation"][0, 2:4]))
+        torch.testing.assert_close(closing, planner.values(segments["observation"][0, 2:4]))
 
 
 def test_only_legal_actions_of_games_of_two_get_visits():
     spec = EnvSpec(observation_shape=(3, 2, 2), action=Discrete(4), num_players=2, masked=True)
     planner, replay = planner_of(spec), replay_of(spec)
-    windows = windows_of(replay, list(range(12)))
-    batch, fresh = make_batch(windows, planner, generator=draws())
-    assert len(fresh) == 12
-    legal = windows["action_mask"][:, 0]
-    assert not fresh["policy"][~legal].any()
+    segments = segments_of(replay, list(range(12)))
+    batch, reanalyzed = make_batch(segments, planner, generator=draws())
+    assert len(reanalyzed) == 12
+    legal = segments["action_mask"][:, 0]
+    assert not reanalyzed["policy"][~legal].any()
     state = TensorDict(
-        {key: windows[key][:, 0] for key in ("observation", "action_mask", "to_play")}, [12]
+        {key: segments[key][:, 0] for key in ("observation", "action_mask", "to_play")}, [12]
     )
     plan = planner.plan(state, temperature=0.0, generator=draws())
-    torch.testing.assert_close(fresh["value"], plan.root_value)
-    torch.testing.assert_close(fresh["policy"], plan.action_weights)
-    two = reanalyze(windows, planner_of(spec, num_threads=2), generator=draws())
-    assert two["policy"].equal(fresh["policy"]) and two["value"].equal(fresh["value"])
+    torch.testing.assert_close(reanalyzed["value"], plan.root_value)
+    torch.testing.assert_close(reanalyzed["policy"], plan.action_weights)
+    threaded = reanalyze(segments, planner_of(spec, num_threads=2), generator=draws())
+    assert threaded["policy"].equal(reanalyzed["policy"]) and threaded["value"].equal(
+        reanalyzed["value"]
+    )
     assert not legal.all() and batch["target_policy"].shape == (12, 3, 4)
 
 
-def test_continuous_actions_are_sampled_anew():
+def test_continuous_actions_are_sampled_again():
     spec = EnvSpec(observation_shape=(3,), action=Box((-2.0, 1.0), (-1.0, 3.0)))
     planner, replay = planner_of(spec), replay_of(spec)
-    windows = windows_of(replay, [0, 5])
-    batch, fresh = make_batch(windows, planner, generator=draws())
-    assert fresh["sampled_actions"].shape == (6, 5, 2)
-    assert batch["sampled_actions"].flatten(0, 1).equal(fresh["sampled_actions"])
-    assert batch["target_policy"].flatten(0, 1).equal(fresh["policy"])
+    segments = segments_of(replay, [0, 5])
+    batch, reanalyzed = make_batch(segments, planner, generator=draws())
+    assert reanalyzed["sampled_actions"].shape == (6, 5, 2)
+    assert batch["sampled_actions"].flatten(0, 1).equal(reanalyzed["sampled_actions"])
+    assert batch["target_policy"].flatten(0, 1).equal(reanalyzed["policy"])
     low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
     drawn = batch["sampled_actions"]
     assert ((drawn > low) & (drawn < high)).all()
-    assert replay.update(fresh["step_index"], fresh.exclude("step_index")) == 0
-    after = windows_of(replay, list(range(12)))
-    assert after["value"][fresh["step_index"], 0].equal(fresh["value"])
+    assert replay.update(reanalyzed["step_index"], reanalyzed.exclude("step_index")) == 0
+    after = segments_of(replay, list(range(12)))
+    assert after["value"][reanalyzed["step_index"], 0].equal(reanalyzed["value"])
     assert after["value"][3, 0] == 50
-    assert windows_of(replay, [5])["sampled_actions"][0, 0].equal(fresh["sampled_actions"][3])
+    assert segments_of(replay, [5])["sampled_actions"][0, 0].equal(reanalyzed["sampled_actions"][3])
 
 
 @pytest.mark.slow
@@ -187,23 +191,27 @@ def test_targets_of_all_members_are_those_of_each(ratio, bootstrap):
     states["hyper", "discount"] = torch.tensor([0.9, 0.997, 0.5])
     for value in states["params"].values(True, True):
         value.add_(0.2 * torch.rand(value.shape, generator=draws(1)))
-    together = StackedPlanner(learner.make_model(0), LINE, config, size=3)
-    together.refresh(states)
+    stacked_planner = StackedPlanner(learner.make_model(0), LINE, config, size=3)
+    stacked_planner.refresh(states)
     replay = replay_of(end="truncated")
-    windows = windows_of(replay, [3, 4, 9, 11])
-    own = [windows, windows_of(replay, [0, 1, 2, 8]), windows]  # one has seen others
-    flat = torch.cat(own).set("member", torch.arange(3).repeat_interleave(4))
-    batch, fresh = make_batch(flat, together, generator=draws(), total=20)
-    assert (fresh is None) == (ratio == 0)
+    segments = segments_of(replay, [3, 4, 9, 11])
+    inputs = [
+        segments,
+        segments_of(replay, [0, 1, 2, 8]),
+        segments,
+    ]  # one member has other segments
+    flat = torch.cat(inputs).set("member", torch.arange(3).repeat_interleave(4))
+    batch, reanalyzed = make_batch(flat, stacked_planner, generator=draws(), total=20)
+    assert (reanalyzed is None) == (ratio == 0)
     for member in range(3):
         alone = Planner(learner.make_model(0), LINE, config)
         alone.refresh(states[member])
-        wanted, found = make_batch(own[member], alone, generator=draws(), total=20)
+        expected, found = make_batch(inputs[member], alone, generator=draws(), total=20)
         rows = slice(4 * member, 4 * member + 4)
-        for name in wanted.keys():
-            if name != "action":  # behind an end they are drawn
-                torch.testing.assert_close(batch[name][rows], wanted[name], rtol=1e-4, atol=1e-5)
-        if fresh is not None:
-            its = fresh[fresh["member"] == member]
-            assert its["step_index"].tolist() == found["step_index"].tolist()
-            torch.testing.assert_close(its["policy"], found["policy"], rtol=1e-4, atol=1e-5)
+        for name in expected.keys():
+            if name != "action":  # after an end they are drawn
+                torch.testing.assert_close(batch[name][rows], expected[name], rtol=1e-4, atol=1e-5)
+        if reanalyzed is not None:
+            of_member = reanalyzed[reanalyzed["member"] == member]
+            assert of_member["step_index"].tolist() == found["step_index"].tolist()
+            torch.testing.assert_close(of_member["policy"], found["policy"], rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A row of a search gets the same bits whichever rows are beside it, wherever it is searched."""
+"""A row of a search gets the same bits whatever the other rows of its batch are."""
 
 import copy
 import dataclasses
@@ -43,7 +43,7 @@ FORMS = {
 }
 
 
-def made(form):
+def make(form):
     spec, changes = FORMS[form]
     generator = draws(0)
     model = make_model(spec, ModelConfig(**SMALL | changes))
@@ -55,7 +55,7 @@ def made(form):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Several would share out the terms of a long sum, by how many rows there are."""
+    """With several threads, a long sum is split according to the number of rows."""
     with threads(1):
         yield
 
@@ -71,12 +71,12 @@ def outputs(folded, observation, action):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_is_the_same_bits_in_any_batch(form, compiled):
-    spec, model = made(form)
+    spec, model = make(form)
     folded = fold(model)
     if not compiled:
         vars(folded)["compiled"] = None
     elif folded.compiled is None:
-        return  # as the eager one
+        return  # same as the eager case
     generator = draws(1)
     observation = torch.rand(21, *spec.observation_shape, generator=generator)
     action = torch.arange(21) % 3
@@ -89,10 +89,10 @@ def test_a_row_is_the_same_bits_in_any_batch(form, compiled):
             assert x.equal(y[start:end]), (start, end, (x - y[start:end]).abs().max())
 
 
-def test_layers_without_it_would_be_noticed():
-    """Or the test above could not fail: plain layers differ, on a CPU whose BLAS is MKL."""
+def test_plain_layers_are_not_row_invariant():
+    """Shows that the test above can fail: plain layers differ, on a CPU whose BLAS is MKL."""
     if not torch.backends.mkl.is_available():
-        pytest.skip("only MKL is known to do it")
+        pytest.skip("only MKL is known to differ")
     layer = nn.Linear(64, 64)
     x = torch.rand(21, 64)
     expected = layer(x)
@@ -112,7 +112,7 @@ def test_blocks_are_of_16_rows(num):
     assert sizes == [16 if num <= 16 else 32]
 
 
-def test_networks_say_what_the_plain_ones_say():
+def test_row_invariant_networks_equal_the_plain_ones():
     head = nn.Sequential(nn.Linear(50, 6), nn.ReLU(), nn.Linear(6, 2))
     network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1), nn.Flatten(), head)
     x = torch.rand(3, 3, 5, 5)

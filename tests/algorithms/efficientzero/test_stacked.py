@@ -1,4 +1,4 @@
-"""One search for the members of a population against a search of each."""
+"""One search for all members of a population against a search for each."""
 
 from dataclasses import replace
 
@@ -34,10 +34,10 @@ def members(spec=SPEC, config=CONFIG, size=3):
     return learner, states
 
 
-def both(spec=SPEC, config=CONFIG, size=3, how="each"):
+def stacked_and_alone(spec=SPEC, config=CONFIG, size=3, mode="each"):
     learner, states = members(spec, config, size)
     stacked = StackedPlanner(learner.make_model(0), spec, config, size=size)
-    stacked._snapshot = StackedModel(learner.make_model(0), size, how)
+    stacked._snapshot = StackedModel(learner.make_model(0), size, mode)
     stacked.refresh(states)
     alone = []
     for state in states.unbind(0):
@@ -49,47 +49,49 @@ def both(spec=SPEC, config=CONFIG, size=3, how="each"):
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("simulations", [1, 12])
-def test_compiled_rows_are_their_members_to_the_last_bit(num_threads, simulations):
+def test_compiled_rows_equal_their_member_s_bit_for_bit(num_threads, simulations):
     pytest.importorskip("numba")
-    stacked, alone = both()
+    stacked, alone = stacked_and_alone()
     stacked.num_threads = num_threads
-    rows = 32  # of each: enough for a second thread
+    rows = 32  # per member: enough for a second thread
     state = TensorDict(observation=torch.rand(3 * rows, 4), batch_size=[3 * rows])
     order = torch.randperm(3 * rows, generator=draws(1))
     mixed = state[order].set("member", torch.arange(3).repeat_interleave(rows)[order])
     settings = {"noise": False, "temperature": 0.0, "num_simulations": simulations}
-    found, jumbled = stacked.plan(state, **settings), stacked.plan(mixed, **settings)
+    found, shuffled = stacked.plan(state, **settings), stacked.plan(mixed, **settings)
     assert found.root_value.unique().numel() > 2 * rows
-    for place, planner in enumerate(alone):
-        own = slice(rows * place, rows * (place + 1))
-        wanted = planner.plan(state[own], **settings)
+    for index, planner in enumerate(alone):
+        rows_of_member = slice(rows * index, rows * (index + 1))
+        expected = planner.plan(state[rows_of_member], **settings)
         for name in ("action", "action_weights", "root_value"):
-            assert torch.equal(getattr(found, name)[own], getattr(wanted, name))
+            assert torch.equal(getattr(found, name)[rows_of_member], getattr(expected, name))
     for name in ("action", "action_weights", "root_value"):
-        assert torch.equal(getattr(found, name)[order], getattr(jumbled, name))
+        assert torch.equal(getattr(found, name)[order], getattr(shuffled, name))
 
 
-@pytest.mark.parametrize("how", ["each", "vmap"])
+@pytest.mark.parametrize("mode", ["each", "vmap"])
 @pytest.mark.parametrize("member", [None, [2, 0, 2, 2, 1], [1, 1]])
-def test_rows_in_any_order_and_number(member, how):
-    stacked, alone = both(how=how)
-    places = member or [0, 0, 1, 1, 2, 2]
-    obs, action = torch.rand(len(places), 4), torch.arange(len(places)) % 3
+def test_rows_in_any_order_and_number(member, mode):
+    stacked, alone = stacked_and_alone(mode=mode)
+    members = member or [0, 0, 1, 1, 2, 2]
+    obs, action = torch.rand(len(members), 4), torch.arange(len(members)) % 3
     found = stacked._snapshot.root(obs, None, None, member and torch.tensor(member))
     step, after = stacked._snapshot.recurrent_fn(found.embedding, action)
-    assert found.value.unique().numel() > 1  # they do differ
-    for row, place in enumerate(places):
-        one = slice(row, row + 1)
-        wanted = alone[place].root(TensorDict(observation=obs[one], batch_size=[1]))
-        then, own = alone[place]._snapshot.recurrent_fn(wanted.embedding, action[one])
-        torch.testing.assert_close(found.value[one], wanted.value, rtol=1e-4, atol=1e-5)
-        for ours, theirs in zip(step[:3], then[:3], strict=True):
-            torch.testing.assert_close(ours[one], theirs, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(after["latent_state"][one], own["latent_state"])
+    assert found.value.unique().numel() > 1  # the members differ
+    for row, index in enumerate(members):
+        this = slice(row, row + 1)
+        expected = alone[index].root(TensorDict(observation=obs[this], batch_size=[1]))
+        expected_step, expected_state = alone[index]._snapshot.recurrent_fn(
+            expected.embedding, action[this]
+        )
+        torch.testing.assert_close(found.value[this], expected.value, rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(step[:3], expected_step[:3], strict=True):
+            torch.testing.assert_close(ours[this], theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(after["latent_state"][this], expected_state["latent_state"])
 
 
-def test_members_that_came_to_grief_or_learn_on():
-    """The first plays as one that did not; what is learnt later is not seen by a search."""
+def test_members_with_nan_weights_or_later_updates():
+    """A member with NaN plays as a finite one; later updates do not change the snapshot."""
     learner, states = members()
     next(iter(states["params"].values(True, True)))[0] = torch.nan
     planner = StackedPlanner(learner.make_model(0), SPEC, CONFIG, size=3)
@@ -104,44 +106,44 @@ def test_members_that_came_to_grief_or_learn_on():
         planner.root(state)
 
 
-def with_own(**numbers):
-    """A planner of members with numbers of their own; and of each what its config would say."""
+def planners_with(**numbers):
+    """A planner of members with their own hyperparameters, and planners for each of them alone."""
     learner, states = members()
     for name, values in numbers.items():
         states["hyper", name] = torch.tensor(values)
     stacked = StackedPlanner(learner.make_model(0), SPEC, CONFIG, size=3)
     stacked.refresh(states)
     alone = []
-    for place, state in enumerate(states.unbind(0)):
+    for index, state in enumerate(states.unbind(0)):
         config = CONFIG
         for name, values in numbers.items():
-            part = {"discount": "targets", "dirichlet_fraction": "search"}.get(name)
-            if part is not None:
-                changed = replace(getattr(config, part), **{name: values[place]})
-                config = replace(config, **{part: changed})
-        one, own = (Planner(learner.make_model(0), SPEC, c) for c in (config, CONFIG))
-        one.refresh(state.exclude("hyper"))
-        own.refresh(state)
-        alone.append((one, own))
+            section = {"discount": "targets", "dirichlet_fraction": "search"}.get(name)
+            if section is not None:
+                changed = replace(getattr(config, section), **{name: values[index]})
+                config = replace(config, **{section: changed})
+        by_config, by_state = (Planner(learner.make_model(0), SPEC, c) for c in (config, CONFIG))
+        by_config.refresh(state.exclude("hyper"))
+        by_state.refresh(state)
+        alone.append((by_config, by_state))
     return stacked, alone
 
 
 def test_each_member_has_its_own_discount():
-    stacked, alone = with_own(discount=[0.5, 0.9, 0.997])
+    stacked, alone = planners_with(discount=[0.5, 0.9, 0.997])
     state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
     found = stacked.plan(state, noise=False, temperature=0.0)
-    for place, planners in enumerate(alone):
-        rows = slice(2 * place, 2 * place + 2)
+    for index, planners in enumerate(alone):
+        rows = slice(2 * index, 2 * index + 2)
         for planner in planners:
-            wanted = planner.plan(state[rows], noise=False, temperature=0.0)
-            torch.testing.assert_close(found.root_value[rows], wanted.root_value)
+            expected = planner.plan(state[rows], noise=False, temperature=0.0)
+            torch.testing.assert_close(found.root_value[rows], expected.root_value)
     assert stacked.number("dirichlet_fraction", 6) == CONFIG.search.dirichlet_fraction
     first = alone[0][0].plan(state[2:4], noise=False, temperature=0.0)
     assert not torch.equal(first.root_value, found.root_value[2:4])
 
 
 def test_each_member_has_its_own_noise():
-    stacked, _ = with_own(dirichlet_fraction=[0.0, 0.25, 1.0])
+    stacked, _ = planners_with(dirichlet_fraction=[0.0, 0.25, 1.0])
     state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
     settings = {"temperature": 0.0, "num_simulations": 8}
     quiet = stacked.plan(state, noise=False, **settings)
@@ -152,16 +154,16 @@ def test_each_member_has_its_own_noise():
 
 
 def test_each_member_has_its_own_temperature():
-    """A factor of the temperature that is asked for: 0 is the most visited."""
-    stacked, _ = with_own(temperature=[0.0, 1.0, 1e6])
+    """A factor on the requested temperature: 0 takes the most visited action."""
+    stacked, _ = planners_with(temperature=[0.0, 1.0, 1e6])
     one = torch.rand(1, 4)
     state = TensorDict(observation=one.expand(900, 4), batch_size=[900])
     plan = stacked.plan(state, noise=False, generator=draws(0))
-    shares = plan.action.view(3, 300).float()
+    actions = plan.action.view(3, 300).float()
     visits = plan.action_weights[[0, 300, 600]]
-    assert bool((shares[0] == visits[0].argmax()).all())
-    drawn = torch.stack([torch.bincount(row.long(), minlength=3) / 300 for row in shares])
+    assert bool((actions[0] == visits[0].argmax()).all())
+    drawn = torch.stack([torch.bincount(row.long(), minlength=3) / 300 for row in actions])
     torch.testing.assert_close(drawn[1], visits[1], rtol=0, atol=0.1)
     torch.testing.assert_close(drawn[2], torch.full((3,), 1 / 3), rtol=0, atol=0.1)
-    still = stacked.plan(state, noise=False, temperature=0.0)
-    assert bool((still.action.view(3, 300) == visits.argmax(-1, keepdim=True)).all())
+    greedy = stacked.plan(state, noise=False, temperature=0.0)
+    assert bool((greedy.action.view(3, 300) == visits.argmax(-1, keepdim=True)).all())

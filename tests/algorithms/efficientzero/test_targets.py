@@ -19,15 +19,15 @@ CORRIDOR = EnvSpec(observation_shape=(1,), action=Discrete(3))
 
 
 class Table(Planner):
-    """Observations are numbers of states, of which the values are known."""
+    """A planner for observations that are state numbers, with known values."""
 
     def __init__(self, values, config, spec=CORRIDOR, frame_stack=1):
         self.spec, self.config, self.frame_stack = spec, config, frame_stack
-        self.table, self.asked = torch.as_tensor(values), []
+        self.table, self.requested = torch.as_tensor(values), []
         self._own, self.device = {}, torch.device("cpu")
 
     def values(self, observation):
-        self.asked.append(observation.clone())
+        self.requested.append(observation.clone())
         return self.table[observation.flatten(1)[:, -1].long()]
 
 
@@ -129,12 +129,12 @@ def slow_value(case, config, t, n):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 @pytest.mark.parametrize("absorb", [(), ("terminated",), ("terminated", "truncated")])
-def test_value_targets_of_games_of_two_with_horizons_of_their_own(seed, end, absorb):
+def test_value_targets_of_two_player_games_with_horizons_by_age(seed, end, absorb):
     generator = torch.Generator().manual_seed(seed)
     config = configured(3, 4, absorb=absorb, discount=0.9)
     size = 1 + seed * 2
     rewards = torch.randn(size, generator=generator)
-    players = torch.randint(2, (size + 1,), generator=generator)  # not only in turns
+    players = torch.randint(2, (size + 1,), generator=generator)  # not only alternating
     values = torch.randn(size + 1, generator=generator)
     more = {"to_play": players[:-1], "next": {"to_play": players[1:]}}
     replay = replay_of(
@@ -153,22 +153,22 @@ def test_value_targets_of_games_of_two_with_horizons_of_their_own(seed, end, abs
     assert batch["policy_mask"].equal(inside.float())
     assert batch["value_mask"].equal(counts.float())
     assert batch["value_prefix_mask"].equal(counts[:, :-1].float())
-    assert batch["consistency_mask"].equal(inside[:, :-1].float())  # the last observation is seen
+    assert batch["consistency_mask"].equal(inside[:, :-1].float())  # the last observation is used
     assert batch["target_policy"][~inside].eq(0).all()
     assert batch["target_policy"][inside].sum(-1).eq(1).all()
 
 
-def test_nothing_is_asked_for_behind_a_termination():
+def test_no_value_is_requested_after_a_termination():
     config = configured(3, 2)
     replay = replay_of([(torch.ones(3), 0, "terminated", {})], config)
     planner = Table(torch.full((4,), torch.nan), config)
     assert batch_of(replay, planner, [1, 2])["target_value"].isfinite().all()
-    assert not planner.asked
+    assert not planner.requested
     replay = replay_of([(torch.ones(9), 0, "truncated", {})], config)
     planner = Table(torch.arange(10.0), config)
     batch_of(replay, planner, [2, 3, 3, 7])
-    [asked] = planner.asked  # each value once
-    assert asked.flatten().tolist() == [4, 5, 6, 7, 8, 9]
+    [requested] = planner.requested  # each value once
+    assert requested.flatten().tolist() == [4, 5, 6, 7, 8, 9]
     with pytest.raises(ValueError, match=r"n_step \+ 1 = 5 rows; got 6"):
         batch_of(replay, Table(torch.zeros(10), configured(2, 2)), [0])
 
@@ -176,7 +176,7 @@ def test_nothing_is_asked_for_behind_a_termination():
 @pytest.mark.parametrize(
     ("horizon", "prefixes"), [(3, [[1, 3, 6, 4, 9, 9, 0]]), (1, [[1, 2, 3, 4, 5, 0, 0]])]
 )
-def test_value_prefixes_restart_and_actions_behind_the_end_are_drawn(horizon, prefixes):
+def test_value_prefixes_restart_and_actions_after_the_end_are_drawn(horizon, prefixes):
     config = configured(7, 1, horizon=horizon)
     replay = replay_of([([1.0, 2.0, 3.0, 4.0, 5.0], 0, "terminated", {})], config)
     batch = batch_of(replay, Table(torch.zeros(6), config), [0] * 200)
@@ -185,7 +185,7 @@ def test_value_prefixes_restart_and_actions_behind_the_end_are_drawn(horizon, pr
     assert [batch["action"][:, k].unique().tolist() for k in (5, 6)] == [[0, 1, 2]] * 2
 
 
-def test_continuous_actions_come_with_those_that_were_sampled():
+def test_continuous_actions_come_with_the_sampled_actions():
     config = configured(3, 1)
     spec = EnvSpec(observation_shape=(1,), action=Box((-1.0, 2.0), (1.0, 6.0)))
     sampled = torch.rand(2, 3, 2)
@@ -218,34 +218,34 @@ def test_stacks_of_frames_are_merged():
     assert "next_observation" not in with_observations(batch, spec, frame_stack=3).keys()
 
 
-def test_a_batch_shares_no_memory_with_its_windows():
-    """So that the windows can be sampled into again."""
+def test_a_batch_shares_no_memory_with_its_segments():
+    """So the segments' memory can be reused by the next sample."""
     config = configured(2, 1)
     spec = EnvSpec(observation_shape=(1,), action=Box((-1.0,), (1.0,)))
     for stack in (1, 3):
         more = {"action": torch.rand(9, 1), "sampled_actions": torch.rand(9, 3, 1)}
         episode = torch.ones(9), 0, "terminated", more
         replay = replay_of([episode], config, alpha=0.6, beta=0.4, frame_stack=stack)
-        windows = replay.sample(5)
+        segments = replay.sample(5)
         planner = Table(torch.zeros(10), config, spec, frame_stack=stack)
-        batch, fresh = make_batch(windows, planner, generator=torch.Generator())
-        assert fresh is None and batch["index"].equal(windows["index"])
-        assert batch["weight"].equal(windows["priority_weight"])
+        batch, reanalyzed = make_batch(segments, planner, generator=torch.Generator())
+        assert reanalyzed is None and batch["index"].equal(segments["index"])
+        assert batch["weight"].equal(segments["priority_weight"])
         assert batch["augmentation", "shift"].shape == (5, 2, 2)
         before = batch.clone()
-        for value in windows.values(True, True):
+        for value in segments.values(True, True):
             value.fill_(7)
         assert all(batch[key].equal(before[key]) for key in before.keys(True, True))
 
 
 def images(kind):
-    """A picture, of which each place is known by its value, and what is seen of 40 samples."""
+    """An image whose pixels have distinct values, and the augmented observations of 40 samples."""
     spec = EnvSpec(observation_shape=(2, 9, 9), action=Discrete(3), observation_dtype=torch.uint8)
-    picture = torch.arange(81, dtype=torch.uint8).reshape(9, 9)
-    frames = picture.expand(40, 3, 2, 9, 9)  # bytes, as they were stored
+    image = torch.arange(81, dtype=torch.uint8).reshape(9, 9)
+    frames = image.expand(40, 3, 2, 9, 9)  # bytes, as they were stored
     drawn = draw_augmentation(40, [kind], 2, torch.Generator().manual_seed(0))
     batch = TensorDict(frames=frames, augmentation=drawn, batch_size=[40])
-    return picture, with_observations(batch, spec)
+    return image, with_observations(batch, spec)
 
 
 def test_shifts_are_drawn_for_each_sample_and_shared_by_its_images():
@@ -260,9 +260,9 @@ def test_shifts_are_drawn_for_each_sample_and_shared_by_its_images():
 
 
 def test_intensity_is_drawn_for_each_sample():
-    picture, batch = images("intensity")
-    share = batch["observation"] / (picture / 255)
-    factors = share[:, :, 1:].flatten(1)
+    image, batch = images("intensity")
+    ratio = batch["observation"] / (image / 255)
+    factors = ratio[:, :, 1:].flatten(1)
     torch.testing.assert_close(factors, factors[:, :1].expand_as(factors))
     assert len(factors[:, 0].unique()) > 30
     assert 0.899 < factors.min() < 0.95 and 1.05 < factors.max() < 1.101

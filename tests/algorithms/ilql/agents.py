@@ -1,4 +1,4 @@
-"""Agents around the networks of the numeric cases, and small ones of their own."""
+"""Agents around the networks of the numeric cases, and small agents."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ SMALL = {"vocab_size": 11, "n_layer": 2, "n_head": 2, "n_embd": 8, "block_size":
 END = 3
 
 
-class Said(Language_Observation):
+class Utterances(Language_Observation):
     def __init__(self, utterances, terminal=False):
         self.utterances, self.terminal = utterances, terminal
 
@@ -27,25 +27,25 @@ class Said(Language_Observation):
 
 
 class Letters(Language_Environment):
-    """Each of two answers earns as many points as there are a's in it, less a half."""
+    """Two answers, each rewarded by its number of a's, less a half."""
 
     def reset(self, seed):
-        self.seen = Said([("abcd"[seed % 4], None)])
-        return self.seen
+        self.observation = Utterances([("abcd"[seed % 4], None)])
+        return self.observation
 
     def step(self, action):
         reward = action.count("a") - 0.5
-        utterances = [*self.seen.utterances, (action, reward)]
+        utterances = [*self.observation.utterances, (action, reward)]
         done = len(utterances) > 3
-        self.seen = Said(utterances if done else [*utterances, ("b", None)], done)
-        return self.seen, reward, done
+        self.observation = Utterances(utterances if done else [*utterances, ("b", None)], done)
+        return self.observation, reward, done
 
     def is_terminal(self):
-        return self.seen.terminal
+        return self.observation.terminal
 
 
 def oracle_agent(**options) -> ILQL:
-    """With the networks of `make_loss` and its options."""
+    """An agent with the networks of `make_loss` and its options."""
     loss = make_loss(**options)
     config = ILQLConfig(
         model=loss.model.config,
@@ -59,7 +59,7 @@ def oracle_agent(**options) -> ILQL:
 
 
 def rows(num=12, seed=0) -> list[DataPoint]:
-    """Dialogues of one or two utterances of the agent, of unlike length."""
+    """Dialogues of one or two utterances of the agent, of different lengths."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(high, size=()):
@@ -69,9 +69,9 @@ def rows(num=12, seed=0) -> list[DataPoint]:
     for _ in range(num):
         tokens, actions = [1, *(5 + draw(6, (2,))).tolist(), 2], []
         for _ in range(1 + int(draw(2))):
-            said = [*(5 + draw(6, (1 + int(draw(4)),))).tolist(), END]
-            actions += range(len(tokens) - 1, len(tokens) - 1 + len(said))
-            tokens += [*said, 6, 2]
+            utterance = [*(5 + draw(6, (1 + int(draw(4)),))).tolist(), END]
+            actions += range(len(tokens) - 1, len(tokens) - 1 + len(utterance))
+            tokens += [*utterance, 6, 2]
         rewards = [float(draw(3)) - 0.5 if tokens[at + 1] == END else 0.0 for at in actions]
         points.append(
             DataPoint.from_tokens(tokens, actions, rewards, end_of_action=END,
@@ -85,7 +85,7 @@ def data(**more) -> DialogueDataset:
 
 
 def small_agent(dataset=None, **options) -> ILQL:
-    """On a data set of 12 rows; the entries of `net` are those of its networks."""
+    """An agent on a data set of 12 rows; `net` changes the options of its networks."""
     net = {**SMALL, **options.pop("net", {})}
     torch.manual_seed(options.pop("seed", 0))
     options = {"batch_size": 4, "lr": 1e-2, **options}
@@ -99,9 +99,9 @@ def tensors_of(agent) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in found.items()}
 
 
-def same(first, second) -> bool:
-    assert first.keys() == second.keys()
-    return all(torch.equal(first[name], second[name]) for name in first)
+def same(one, other) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 def with_loss(agent, **options) -> ILQL:

@@ -1,7 +1,7 @@
-"""ILQL's loss restated in the plainest way: row by row without padding, slot by slot, in Python.
+"""ILQL's loss restated in plain Python: row by row without padding, slot by slot.
 
-Of the library only the networks are used, each called with one row. What the published mask lets in
-is written out: of a row that goes on, one slot behind its last action, where all indices are 0.
+Only the networks are the library's, each called with one row. What the published mask lets in
+is written out: for an unfinished row, one slot after its last action, where all indices are 0.
 """
 
 import math
@@ -12,14 +12,14 @@ import torch
 
 @dataclass
 class Slot:
-    """One action, or what the published mask takes for one."""
+    """One action, or a slot that the published mask counts as one."""
 
     action: int  # position of Q
     state: int  # position of V
     next_state: int | None  # None: its value does not count
-    token: int | None  # of an utterance there is none
+    token: int | None  # None for a whole utterance
     reward: float
-    places: range  # positions whose next token is part of the action
+    positions: range  # positions whose next token is part of the action
     for_values: bool
     for_policy: bool
 
@@ -31,25 +31,25 @@ def slots_of(row, per_token, published, num_slots):
     rewards = row.rewards if per_token else row.utterance_rewards
     ended = bool(row.terminals[-1])
     found = []
-    for place, (action, reward) in enumerate(zip(actions, rewards, strict=True)):
-        last = place == len(actions) - 1
+    for index, (action, reward) in enumerate(zip(actions, rewards, strict=True)):
+        last = index == len(actions) - 1
         found.append(
             Slot(
                 action=action,
-                state=states[place],
-                next_state=None if last and ended else states[place + 1],
+                state=states[index],
+                next_state=None if last and ended else states[index + 1],
                 token=row.tokens[action + 1] if per_token else None,
                 reward=reward,
-                places=range(action, action + 1) if per_token else range(states[place], action),
+                positions=range(action, action + 1) if per_token else range(states[index], action),
                 for_values=True,
                 for_policy=True,
             )
         )
     if published and len(found) < num_slots and (not ended or not found):
         token = row.tokens[1] if per_token else None
-        places = range(1) if per_token else range(states[len(found)], 0)
+        positions = range(1) if per_token else range(states[len(found)], 0)
         found.append(
-            Slot(0, states[len(found)], None, token, 0.0, places, not ended, not found)
+            Slot(0, states[len(found)], None, token, 0.0, positions, not ended, not found)
         )  # fmt: skip
     return found
 
@@ -61,45 +61,51 @@ def bounded(values, loss):
 
 
 def reference(model, target, loss, rows):
-    """The total, the terms, and by row: weights of tokens, and what the heads say."""
+    """The total, the terms, and by row: weights of tokens, and outputs of the heads."""
     per_token, published = model.config.per_token, loss.mask == "published"
     config = model.config
     num_slots = max(
         [1, *(len(r.action_idxs if per_token else r.utterance_action_idxs) for r in rows)]
     )
     terms = dict.fromkeys(("q", "v", "cql", "dm", "token"), torch.zeros(()).double())
-    num_values, num_tokens, told = 0, 0, []
+    num_values, num_tokens, by_row = 0, 0, []
     for row in rows:
         tokens = torch.tensor([row.tokens])
         hidden = model.trunk(tokens)[0]
-        slow = hidden.detach() if target.trunk is None else target.trunk(tokens)[0].detach()
-        spoken = hidden if config.policy == "shared" else model.policy(tokens)[0]
-        spoken = spoken.detach() if config.detach_pi else spoken
-        log_probs = model.policy_trunk.logits(spoken).log_softmax(-1)
+        target_hidden = (
+            hidden.detach() if target.trunk is None else target.trunk(tokens)[0].detach()
+        )
+        policy_hidden = hidden if config.policy == "shared" else model.policy(tokens)[0]
+        policy_hidden = policy_hidden.detach() if config.detach_pi else policy_hidden
+        log_probs = model.policy_trunk.logits(policy_hidden).log_softmax(-1)
         of_v = hidden.detach() if config.detach_v else hidden
         of_q = hidden.detach() if config.detach_q else hidden
         slots = slots_of(row, per_token, published, num_slots)
         discounted, returns = 0.0, {}
-        for place in reversed(range(len(slots))):
-            returns[place] = discounted = slots[place].reward + loss.gamma * discounted
+        for index in reversed(range(len(slots))):
+            returns[index] = discounted = slots[index].reward + loss.gamma * discounted
         weights = [loss.transition_weight] * len(row.tokens)
         if loss.clip_weight is not None:
             weights = [min(weight, loss.clip_weight) for weight in weights]
-        said = []
-        for place, slot in enumerate(slots):
+        outputs = []
+        for index, slot in enumerate(slots):
             column = 0 if slot.token is None else slot.token
             v = model.v(of_v[slot.state])[0]
             following = torch.zeros(()).double()
             if slot.next_state is not None:
                 following = model.v(of_v[slot.next_state])[0].detach()
                 if loss.backup == "max":
-                    least = torch.stack([head(slow[slot.next_state]) for head in target.q_heads])
+                    least = torch.stack(
+                        [head(target_hidden[slot.next_state]) for head in target.q_heads]
+                    )
                     least = bounded(least.amin(0), loss)
                     following = least.max().detach()
             q_rows = [head(of_q[slot.action]) for head in model.q_heads]
-            target_q = torch.stack([head(slow[slot.action])[column] for head in target.q_heads])
+            target_q = torch.stack(
+                [head(target_hidden[slot.action])[column] for head in target.q_heads]
+            )
             target_q = bounded(target_q.amin(0), loss).item()
-            said.append((v, following, [q[column] for q in q_rows], target_q))
+            outputs.append((v, following, [q[column] for q in q_rows], target_q))
             if slot.for_policy:
                 advantage = target_q - v.item()
                 weight = loss.beta if advantage > 0 else 1 - loss.beta
@@ -107,14 +113,14 @@ def reference(model, target, loss, rows):
                     weight = math.exp(loss.beta * advantage)
                 if loss.clip_weight is not None:
                     weight = min(weight, loss.clip_weight)
-                for position in slot.places:
+                for position in slot.positions:
                     weights[position] = weight
             if not slot.for_values:
                 continue
             num_values += 1
             y = slot.reward + loss.gamma * following
-            wanted = returns[place] if loss.mc_returns else target_q
-            error = wanted - v
+            goal = returns[index] if loss.mc_returns else target_q
+            error = goal - v
             terms["v"] = terms["v"] + (loss.tau if error >= 0 else 1 - loss.tau) * error**2
             for q in q_rows:
                 terms["q"] = terms["q"] + (y - q[column]) ** 2
@@ -126,7 +132,7 @@ def reference(model, target, loss, rows):
         for position, token in enumerate(row.tokens[1:]):
             num_tokens += 1
             terms["token"] = terms["token"] - weights[position] * log_probs[position, token]
-        told.append((weights, said))
+        by_row.append((weights, outputs))
     terms = {
         name: term / max(1, num_tokens if name == "token" else num_values)
         for name, term in terms.items()
@@ -135,4 +141,4 @@ def reference(model, target, loss, rows):
         getattr(loss, f"{'awac' if name == 'token' else name}_weight") * term
         for name, term in terms.items()
     )
-    return total, terms, told
+    return total, terms, by_row

@@ -31,7 +31,7 @@ PARTS = {"target.trunk": "target_trunk", "target.q1": "tq1", "target.q2": "tq2"}
 
 
 def result_of(batch: str, kind: str, name: str) -> dict:
-    """What was recorded of a case, by either mask."""
+    """The recorded results of a case with one of the masks."""
     block = {"strict": "B_strict", "published": "B_as_published"}[kind]
     return ORACLE["results"]["A" if batch == "A" else block][name]
 
@@ -42,7 +42,7 @@ def stored_weights() -> dict[str, torch.Tensor]:
 
 
 def make_loss(*, policy="separate", target="trunk", model_options=None, **options) -> Loss:
-    """The loss around the networks of the oracle."""
+    """The loss with the networks of the oracle."""
     config = ILQLModelConfig(trunk=TRUNK, policy=policy, target=target, **(model_options or {}))
     loss = Loss(ILQLModel(config), ILQLLossConfig(**options)).double()
     weights = stored_weights()
@@ -57,7 +57,7 @@ def make_loss(*, policy="separate", target="trunk", model_options=None, **option
 
 
 def numbers_of(config: ILQLLossConfig) -> TensorDict:
-    """What the learner keeps of the config in its state."""
+    """The numbers of the config that the learner stores in its state."""
     names = "gamma tau beta awac_weight v_weight q_weight cql_weight dm_weight"
     return TensorDict(
         {name: torch.tensor(getattr(config, name), dtype=torch.float64) for name in names.split()}

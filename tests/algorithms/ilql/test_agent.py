@@ -1,4 +1,4 @@
-"""`ILQL`: what it says of data, against the numeric cases; as a keyed module; its settings."""
+"""`ILQL`: losses and values against the numeric cases; use as a keyed module; its settings."""
 
 import inspect
 import json
@@ -46,10 +46,10 @@ def test_losses_values_and_weights_are_the_recorded_ones(batch, kind, name, dtyp
     if dtype == torch.float32:
         rows, rel, close = float32(rows), 1e-4, {"rtol": 1e-4, "atol": 1e-5}
     real = rows["action_mask"]
-    loss, told = agent.get_loss(rows)
+    loss, metrics = agent.get_loss(rows)
     assert loss.item() == pytest.approx(expected["total"], rel=rel)
     for term in ORACLE["loss_weights"]:
-        assert told[term].item() == pytest.approx(expected[term], rel=rel), term
+        assert metrics[term].item() == pytest.approx(expected[term], rel=rel), term
     loss.backward()
     for part, norm in expected["grad_norm"].items():
         grads = [p.grad for p in agent.model.get_submodule(part).parameters()]
@@ -61,13 +61,13 @@ def test_losses_values_and_weights_are_the_recorded_ones(batch, kind, name, dtyp
     torch.testing.assert_close(weights, torch.tensor(expected["weights"], dtype=dtype), **close)
     names = {"vs": "v", "q1": "q1", "q2": "q2", "target_q": "target_q", "bellman_target": None}
     for key in names.keys() & expected.keys():
-        wanted = torch.tensor(expected[key], dtype=dtype)[:, : real.shape[1]]
-        torch.testing.assert_close(found[names[key] or key][real], wanted[real], **close)
+        recorded = torch.tensor(expected[key], dtype=dtype)[:, : real.shape[1]]
+        torch.testing.assert_close(found[names[key] or key][real], recorded[real], **close)
     assert not found["q1"][~real].any() and not found["next_v"][~real].any()
     if "logits_row0" in expected:
-        said = agent(*(rows[key] for key in KEYS)).logits[0, ::9].detach()
-        wanted = torch.tensor(expected["logits_row0"], dtype=dtype)
-        torch.testing.assert_close(said, wanted, **close)
+        logits = agent(*(rows[key] for key in KEYS)).logits[0, ::9].detach()
+        recorded = torch.tensor(expected["logits_row0"], dtype=dtype)
+        torch.testing.assert_close(logits, recorded, **close)
 
 
 def test_soft_and_hard_updates_of_the_target():
@@ -87,29 +87,29 @@ def test_soft_and_hard_updates_of_the_target():
 
 
 @pytest.mark.parametrize("arrangement", ["shared", "separate"])
-def test_a_prefix_is_seen_and_not_told_of(arrangement):
-    """There it is never cut off, and a mask for it raises."""
+def test_prefix_embeddings_are_attended_to_and_have_no_outputs(arrangement):
+    """In AgileRL it is never cut off, and a mask for it raises."""
     agent = small_agent(net={"dropout": 0.0, "policy": arrangement})
     for trunk in (agent.model.trunk, agent.model.policy_trunk):
         trunk.load_state_dict(agent.model.trunk.state_dict())
     tokens = torch.tensor([[1, 5, 6, 2, 7, 3]])
-    whole = agent(tokens, torch.tensor([[3, 4, 5]]), torch.tensor([[3, 4]]))
+    full = agent(tokens, torch.tensor([[3, 4, 5]]), torch.tensor([[3, 4]]))
     prefix = agent.model.trunk.wte(tokens[:, :2]).detach()
     index = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2]])
     cut = agent(tokens[:, 2:], *index, prefix_embs=prefix)
     assert cut.logits.shape[1] == 4
-    torch.testing.assert_close(cut.logits, whole.logits[:, 2:])
-    torch.testing.assert_close(cut.v, whole.v)
+    torch.testing.assert_close(cut.logits, full.logits[:, 2:])
+    torch.testing.assert_close(cut.v, full.v)
     # Other rows before them, which the mask hides, change nothing
     hidden = torch.cat([torch.randn(1, 3, 8), prefix], 1)
     mask = torch.tensor([[False, False, False, True, True]])
     masked = agent(tokens[:, 2:], *index, prefix_embs=hidden, prefix_attn_mask=mask)
-    torch.testing.assert_close(masked.target_q[0], whole.target_q[0])
-    place = agent.model.trunk.wpe.weight[:2]
+    torch.testing.assert_close(masked.target_q[0], full.target_q[0])
+    position_embs = agent.model.trunk.wpe.weight[:2]
     moved = agent(
-        tokens[:, 2:], *index, prefix_embs=prefix + place, remove_prefix_position_embs=True
+        tokens[:, 2:], *index, prefix_embs=prefix + position_embs, remove_prefix_position_embs=True
     )
-    torch.testing.assert_close(moved.q[1], whole.q[1])
+    torch.testing.assert_close(moved.q[1], full.q[1])
 
 
 @pytest.mark.parametrize("policy", ["shared", "separate"])
@@ -124,7 +124,7 @@ def test_the_policy_can_be_left_out_in_training_and_be_without_gradients(policy)
 
 
 def test_no_logits_are_computed_that_are_not_used():
-    """There three language models' logits are, and no one looks at them."""
+    """AgileRL computes the logits of three language models and does not use them."""
     agent = small_agent(net={"policy": "separate", "target": "trunk"})
     calls = []
     for name in ("trunk", "policy"):
@@ -142,19 +142,19 @@ def test_no_logits_are_computed_that_are_not_used():
     assert calls == ["policy"]
 
 
-def test_it_stands_among_keyed_modules():
+def test_it_works_among_keyed_modules():
     agent, batch = small_agent().eval(), small_agent().prepare_inputs(rows())
     least = TensorDictModule(torch.minimum, ["target_q1", "target_q2"], ["least"])
-    together = TensorDictSequential(agent, least)
-    assert together.in_keys == list(KEYS)
-    said = together(batch.copy())
-    assert {"v", "q1", "q2", "target_q1", "logits", "least"} <= set(said.keys())
+    sequence = TensorDictSequential(agent, least)
+    assert sequence.in_keys == list(KEYS)
+    found = sequence(batch.copy())
+    assert {"v", "q1", "q2", "target_q1", "logits", "least"} <= set(found.keys())
     plain = agent(*(batch[key] for key in KEYS))
-    assert torch.equal(said["least"], torch.minimum(*plain.target_q))
-    assert torch.equal(said["v"], plain.v)
+    assert torch.equal(found["least"], torch.minimum(*plain.target_q))
+    assert torch.equal(found["v"], plain.v)
     agent.select_out_keys("q1")
-    said = agent(batch.select("tokens", "state_idxs", "action_idxs"))
-    assert set(said.keys()) == {"tokens", "state_idxs", "action_idxs", "q1"}
+    found = agent(batch.select("tokens", "state_idxs", "action_idxs"))
+    assert set(found.keys()) == {"tokens", "state_idxs", "action_idxs", "q1"}
     with pytest.raises(KeyError, match="action_idxs"):
         agent(batch.select("tokens", "state_idxs"))
     assert small_agent(double_q=False).out_keys == ["v", "q1", "target_q1", "logits"]
@@ -201,7 +201,7 @@ def test_each_field_of_the_config_is_an_attribute():
     assert "batch_size" in agent.hyper_names
 
 
-def test_a_setting_that_changes_counts_from_then_on():
+def test_a_changed_setting_takes_effect():
     agent, batch = small_agent(net={"dropout": 0.0}), rows()
     first = agent.get_loss(batch)[1]["v_loss"]
     agent.tau = 0.9
@@ -214,14 +214,14 @@ def test_a_setting_that_changes_counts_from_then_on():
     assert "dm_loss" in agent.learn().keys()
 
 
-def test_settings_without_sense_are_refused():
-    for call, words in (
+def test_invalid_settings_are_refused():
+    for call, message in (
         (lambda: setattr(small_agent(), "tau", 1.5), r"tau=1\.5"),
         (lambda: setattr(small_agent(), "double_q", False), r"ILQL\.from_config"),
         (lambda: small_agent(batch_size=0), "batch_size=0"),
         (lambda: setattr(small_agent(per_token=False), "cql_weight", 0.1), "Q is one number"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()
 
 
@@ -236,24 +236,24 @@ def test_the_published_description_is_gpt2s():
 
 
 def test_wrong_descriptions_are_refused_by_name():
-    for wrong, words in (
+    for wrong, message in (
         ({"n_layers": 2}, "unknown entry 'n_layers'.*n_layer"),
         ({"arch": "mlp"}, "only 'gpt'"),
         ({"activation": "Relu"}, "activation='Relu' must be one of 'GELU', 'ReLU'"),
         ({"min_layers": 4, "max_layers": 2}, "1 <= min_layers <= max_layers"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             ILQL(None, {**SMALL, **wrong})
     with pytest.raises(ValueError, match="lacks 'vocab_size'"):
         ILQL(None, {"n_layer": 2})
 
 
-def test_a_folder_of_gpt2_weights_or_a_language_model_itself(tmp_path):
+def test_a_folder_of_gpt2_weights_or_a_language_model_is_a_trunk(tmp_path):
     trunk = CausalLM(11, n_layer=2, n_head=2, n_embd=8, block_size=32, dropout=0.0)
     save_gpt2(tmp_path, trunk.settings(), trunk.state_dict())
     tokens = torch.tensor([[1, 5, 6]])
-    for given in (tmp_path, str(tmp_path), trunk):
-        agent = ILQL(None, given)
+    for net in (tmp_path, str(tmp_path), trunk):
+        agent = ILQL(None, net)
         logits = agent(tokens, torch.tensor([[0, 1]]), torch.tensor([[0]])).logits
         torch.testing.assert_close(logits, trunk.logits(trunk(tokens)))
     assert agent.model.trunk is trunk and agent.config.model.trunk.n_layer == 2
@@ -287,23 +287,23 @@ def test_a_model_of_transformers_is_a_trunk(tmp_path):
 
 
 def test_data_that_do_not_fit_are_refused():
-    agent, alone = small_agent(), ILQL(None, SMALL)
+    agent, without_data = small_agent(), ILQL(None, SMALL)
     long = DialogueDataset.of_points(rows(), Vocabulary(11), max_len=64)
     lacking = agent.prepare_inputs(rows()).exclude("rewards")
-    for call, words in (
+    for call, message in (
         (lambda: small_agent(net={"vocab_size": 9}), "has 11 tokens, but the model has 9"),
         (lambda: small_agent(long), "context is block_size=32"),
         (lambda: agent.get_loss(lacking), r"lacks \['rewards'\].*collate"),
         (lambda: small_agent(net={"block_size": 8}).learn(), "the model's context holds 8"),
-        (lambda: alone.prepare_inputs(rows()), "without a dataset"),
-        (lambda: alone.learn(), "without a dataset"),
+        (lambda: without_data.prepare_inputs(rows()), "without a dataset"),
+        (lambda: without_data.learn(), "without a dataset"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()
 
 
 class Plain(torch.utils.data.Dataset):
-    """As torch has them, of whatever is put in."""
+    """A torch dataset over a list of any items."""
 
     def __init__(self, points):
         self.points = points
@@ -319,27 +319,27 @@ class Plain(torch.utils.data.Dataset):
 def test_a_plain_dataset_of_points_is_learnt_from(kind):
     points, vocabulary = rows(), Vocabulary(SMALL["vocab_size"])
     plain, own = (
-        small_agent(given, batch_size=2)
-        for given in (kind(points), DialogueDataset.of_points(points, vocabulary))
+        small_agent(dataset, batch_size=2)
+        for dataset in (kind(points), DialogueDataset.of_points(points, vocabulary))
     )
     for _ in range(5):
         assert plain.learn()["loss"] == own.learn()["loss"]
     assert torch.isfinite(plain.get_loss(points)[0])
 
 
-def test_what_is_no_dataset_is_refused():
+def test_other_objects_than_datasets_are_refused():
     stream = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": None})()
-    for given, error, words in (
+    for dataset, error, message in (
         (stream, TypeError, "has no __len__ and no __getitem__: .*Iterable_RL_Dataset"),
         (Plain(["hi", "ho"]), TypeError, "row 0 of the dataset is a str, not a DataPoint"),
         (Plain([]), ValueError, "the dataset has no rows"),
     ):
-        with pytest.raises(error, match=words):
-            ILQL(given, SMALL)
+        with pytest.raises(error, match=message):
+            ILQL(dataset, SMALL)
 
 
 def test_a_text_ends_where_the_tokenizer_says():
-    """The end of an utterance is drawn sooner or later; behind it nothing is said."""
+    """No token follows the end of an utterance."""
     tokenizer = character_tokenizer(["abc"])
     torch.manual_seed(0)
     agent = ILQL(None, {**SMALL, "vocab_size": tokenizer.num_tokens})
@@ -351,9 +351,9 @@ def test_a_text_ends_where_the_tokenizer_says():
 
     arguments = agent.model, agent.target, [[1]] * 20, config
     texts = generate(*arguments, tokenizer=tokenizer, generator=draws()).tokens
-    said = [tokens for (tokens,) in texts]
-    assert all(end not in tokens[:-1] and pad not in tokens for tokens in said)
-    assert sum(tokens[-1] == end for tokens in said) > 10
+    generated = [tokens for (tokens,) in texts]
+    assert all(end not in tokens[:-1] and pad not in tokens for tokens in generated)
+    assert sum(tokens[-1] == end for tokens in generated) > 10
     assert agent.generate([[1]] * 20, tokenizer, config, generator=draws()).tokens == texts
     (text,) = agent.generate([[1]], tokenizer, config, generator=draws()).tokens
     steps = stream(agent.model, None, [1], config, tokenizer=tokenizer, generator=draws())
@@ -364,14 +364,14 @@ def test_a_cache_is_handed_to_the_language_models():
     agent = small_agent(net={"dropout": 0.0, "policy": "separate", "target": "trunk"})
     tokens = torch.tensor([[1, 5, 6, 2, 7]])
     index = torch.tensor([[0, 1]]), torch.tensor([[0]])
-    whole = agent(tokens, *index)
+    full = agent(tokens, *index)
     trunks = agent.model.trunk, agent.model.policy, agent.target.trunk
     names = "qv_kwargs", "policy_kwargs", "target_kwargs"
     caches = {n: {"cache": trunk.new_cache(1)} for n, trunk in zip(names, trunks, strict=True)}
     with torch.no_grad():
         agent(tokens[:, :3], *index, **caches)
         rest = agent(tokens[:, 3:], *index, **caches)
-    torch.testing.assert_close(rest.logits, whole.logits[:, 3:])
+    torch.testing.assert_close(rest.logits, full.logits[:, 3:])
     with pytest.raises(ValueError, match="called with qv_kwargs"):
         small_agent()(tokens, *index, policy_kwargs={"cache": None})
     with pytest.raises(ValueError, match="called with qv_kwargs"):

@@ -1,4 +1,4 @@
-"""`ILQL` learns as its learner does, and its copies, saved or cloned, go on as it does."""
+"""`ILQL` learns as its learner does, and its saved or cloned copies continue identically."""
 
 import copy
 import json
@@ -24,9 +24,9 @@ def test_an_update_is_the_learners(net):
     learner = ILQLLearner(agent.config)
     state = learner.state_of(agent.model)
     for number, batch in zip(range(3), agent.dataset.batches(0, 0, 4), strict=False):
-        update, told = learner.grads(state, batch)
+        update, metrics = learner.grads(state, batch)
         state = learner.apply(state, update)
-        assert agent.learn()["loss"] == told["loss"], number
+        assert agent.learn()["loss"] == metrics["loss"], number
     for part, module in (("params", agent.model), ("target", agent.target)):
         for name, parameter in module.named_parameters():
             assert torch.equal(parameter, state[(part, *name.split("."))]), (part, name)
@@ -36,7 +36,7 @@ def test_an_update_is_the_learners(net):
 @pytest.mark.parametrize("net", [{}, SEPARATE])
 def test_an_update_is_that_of_torchs_adamw_on_the_loss(net):
     options = {"net": {"dropout": 0.0, **net}, "alpha": 0.25, "weight_decay": 0.1}
-    # Of a bias that changes nothing (of keys) Adam would follow the rounding of its gradient
+    # For a bias without effect (of keys) Adam would follow the rounding of its gradient
     agent, other = small_agent(**options).double(), small_agent(**options).double()
     optimizer = torch.optim.AdamW(other.model.parameters(), lr=1e-2, weight_decay=0.1)
     batches = agent.dataset.batches(0, 0, 4)
@@ -65,21 +65,23 @@ def test_evaluation_mode_and_torchs_generator_do_not_change_what_is_learnt():
     assert not same(tensors_of(first), tensors_of(third))
 
 
-def test_the_data_set_is_gone_through_in_epochs():
+def test_learn_iterates_over_the_data_in_epochs():
     agent = small_agent()
-    taken = []
-    agent.prepare_inputs = lambda items, old=agent.prepare_inputs: taken.append(items) or old(items)
+    batches = []
+    agent.prepare_inputs = lambda items, old=agent.prepare_inputs: (
+        batches.append(items) or old(items)
+    )
     for _ in range(3):
         agent.learn()
-    assert sorted(torch.cat([batch["index"] for batch in taken]).tolist()) == list(range(12))
+    assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == list(range(12))
     agent.batch_size = 6
     agent.learn()
-    assert len(taken[-1]["tokens"]) == 6
+    assert len(batches[-1]["tokens"]) == 6
 
 
 @pytest.mark.parametrize("net", [{}, SEPARATE])
-def test_a_clone_goes_on_as_the_agent_does_and_without_it(net):
-    """There it loses the optimiser's state."""
+def test_a_clone_learns_as_the_agent_does_and_independently(net):
+    """In AgileRL a clone loses the optimiser's state."""
     agent = small_agent(net=net, index=1, mutation="lr")
     agent.learn(), agent.fitness.append(0.5)
     other = agent.clone(index=2)
@@ -97,7 +99,7 @@ def test_a_clone_goes_on_as_the_agent_does_and_without_it(net):
     assert mine.isdisjoint(p.data_ptr() for p in other.parameters())
 
 
-def test_other_networks_can_be_put_in(tmp_path):
+def test_other_networks_can_be_installed(tmp_path):
     agent = small_agent()
     agent.learn()
     shape = replace(agent.config.model, trunk=replace(agent.config.model.trunk, n_layer=3))
@@ -123,8 +125,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_agents_that_were_saved_or_cloned_go_on_bit_for_bit(tmp_path, kind):
-    """There nothing is in the optimiser after loading."""
+def test_saved_and_cloned_agents_continue_bit_for_bit(tmp_path, kind):
+    """In AgileRL the optimiser is empty after loading."""
     agent = small_agent(**KINDS[kind])
     agent.dm_weight = 0.0 if kind == "utterances" else 0.1
     agent.mc_returns = kind == "signs"
@@ -153,8 +155,8 @@ def test_a_checkpoint_is_safetensors_and_json_and_has_no_data(tmp_path):
     assert sum(path.stat().st_size for path in (tmp_path / "a").iterdir()) < 400_000
     json.loads((tmp_path / "a" / "manifest.json").read_text())
     again = ILQL.from_checkpoint(tmp_path / "a")
-    told = [(a.index, a.mutation, a.fitness, a.step, a.batch_size) for a in (agent, again)]
-    assert told[0] == told[1] and again.net_config == agent.net_config
+    attributes = [(a.index, a.mutation, a.fitness, a.step, a.batch_size) for a in (agent, again)]
+    assert attributes[0] == attributes[1] and again.net_config == agent.net_config
     assert again.dataset is None and not again.training
     found = load_file(next((tmp_path / "a").glob("weights*.safetensors")))
     assert found.keys() == dict(agent.named_parameters()).keys()
@@ -199,7 +201,7 @@ def test_from_config_takes_all_settings_and_a_language_model():
     assert with_loss(agent, cql_weight=0.0).config.precision == "bfloat16"
 
 
-def test_agents_learn_in_threads_as_alone():
+def test_agents_learn_in_threads_as_they_do_alone():
     alone = [small_agent(net={"dropout": 0.0}, lr=rate) for rate in (1e-2, 1e-3)]
     together = [agent.clone() for agent in alone]
     for agent in alone:
@@ -213,7 +215,7 @@ def test_agents_learn_in_threads_as_alone():
         assert same(tensors_of(one), tensors_of(other))
 
 
-def test_the_optimisers_moments_go_with_the_weights():
+def test_the_optimiser_s_moments_change_dtype_with_the_weights():
     agent = small_agent()
     agent.learn()
     agent.double().learn()

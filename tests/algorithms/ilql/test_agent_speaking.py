@@ -10,17 +10,17 @@ from raffia.algorithms.ilql.generate import generate
 from raffia.lm import ConstantTokenReward, character_tokenizer
 from raffia.lm.decoding.generations import Stop
 
-from .agents import END, SMALL, Letters, Said, rows, same, small_agent, tensors_of
+from .agents import END, SMALL, Letters, Utterances, rows, same, small_agent, tensors_of
 
 TOKENIZER = character_tokenizer(["abcde"])  # 5 letters and 6 marks
 NET = {"vocab_size": TOKENIZER.num_tokens, "dropout": 0.5}
 
 
-def speaker(**options):
+def chat_agent(**options):
     return small_agent(net={**NET, "block_size": 48, **options.pop("net", {})}, **options)
 
 
-QUESTION = Said([("ab", None)])
+QUESTION = Utterances([("ab", None)])
 SHORT = DecodeConfig(max_new_tokens=6, num_beams=1)
 
 
@@ -34,9 +34,9 @@ SHORT = DecodeConfig(max_new_tokens=6, num_beams=1)
         DecodeConfig(max_new_tokens=6, num_generations=3, rerank="value"),
     ],
 )
-def test_it_says_what_generate_gives(config):
-    """There beam search raises, as does a top-k above the vocabulary."""
-    agent = speaker()
+def test_a_policy_answers_as_generate_does(config):
+    """In AgileRL beam search raises, and so does a top-k above the vocabulary."""
+    agent = chat_agent()
     policy = agent.get_policy(TOKENIZER, config, generator=torch.Generator().manual_seed(1))
     prompt = policy.prompt(QUESTION)
     assert prompt == [TOKENIZER.bos_token_id, *TOKENIZER.encode("ab"), TOKENIZER.eos_token_id]
@@ -46,14 +46,14 @@ def test_it_says_what_generate_gives(config):
     )  # fmt: skip
     assert policy.act(QUESTION) == TOKENIZER.decode(texts.best()[0])
     assert agent.get_policy(TOKENIZER).config == agent.config.decode and policy.agent is agent
-    asked = [Said([("abcd"[:n], None)]) for n in (1, 3, 2)]
+    dialogues = [Utterances([("abcd"[:n], None)]) for n in (1, 3, 2)]
     if config is SHORT:
-        assert policy.act_batch(asked) == [policy.act(one) for one in asked]
+        assert policy.act_batch(dialogues) == [policy.act(one) for one in dialogues]
 
 
 def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
-    """There it is the other way round: what is better is never said."""
-    agent = speaker()
+    """In AgileRL it is reversed: better tokens are never chosen."""
+    agent = chat_agent()
     with torch.no_grad():
         for module in (agent.model.v, agent.target.q1, agent.target.q2):
             module[2].weight.zero_(), module[2].bias.fill_(-1.0)
@@ -64,39 +64,39 @@ def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
     assert agent.get_policy(TOKENIZER, binary).act(QUESTION) == "ccc"
 
 
-def test_wrong_uses_are_refused():
-    ended, whole = Said([("a", 0.0)], terminal=True), small_agent(per_token=False)
-    for call, words in (
+def test_wrong_arguments_are_refused():
+    ended, by_utterance = Utterances([("a", 0.0)], terminal=True), small_agent(per_token=False)
+    for call, message in (
         (lambda: ILQL_Policy(small_agent(), character_tokenizer(["abcdef"])), "has 12 tokens, b"),
-        (lambda: speaker().get_policy(TOKENIZER).act(ended), "has ended"),
-        (lambda: speaker(per_token=False).get_policy(TOKENIZER).act(QUESTION), "score_utteranc"),
+        (lambda: chat_agent().get_policy(TOKENIZER).act(ended), "has ended"),
+        (lambda: chat_agent(per_token=False).get_policy(TOKENIZER).act(QUESTION), "score_utteranc"),
         (lambda: ILQL_Evaluator(Letters, TOKENIZER, num_games=0), "num_games=0"),
         (lambda: TopAdvantageNGrams(0), "n=0"),
-        (lambda: TopAdvantageNGrams(2).evaluate(whole, rows()), "only whole utterances"),
+        (lambda: TopAdvantageNGrams(2).evaluate(by_utterance, rows()), "only whole utterances"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()
 
 
-def test_evaluation_drops_nothing_out_and_has_no_gradients():
-    """There it runs in training mode, with autograd on."""
-    agent, seen = speaker(), []
+def test_evaluation_uses_neither_dropout_nor_gradients():
+    """AgileRL evaluates in training mode, with autograd on."""
+    agent, modes = chat_agent(), []
     agent.model.trunk.ln_f.register_forward_hook(
-        lambda module, _, out: seen.append(
+        lambda module, _, out: modes.append(
             (agent.model.trunk.training, torch.is_grad_enabled(), out.requires_grad)
         )
     )
     before = tensors_of(agent)
     evaluator = ILQL_Evaluator(Letters, TOKENIZER, SHORT, num_games=4)
     found, again = evaluator.evaluate(agent), evaluator.evaluate(agent)
-    assert set(seen) == {(False, False, False)}
+    assert set(modes) == {(False, False, False)}
     assert agent.training and same(tensors_of(agent), before)
     assert [game.actions for game in found.games] == [game.actions for game in again.games]
     assert (found.kls, found.surprises) == (again.kls, again.surprises)
 
 
 def test_rewards_are_those_of_the_games():
-    agent = speaker()
+    agent = chat_agent()
     config = DecodeConfig(max_new_tokens=6)
     evaluator = ILQL_Evaluator(
         Letters, TOKENIZER, config, num_games=5, token_reward=ConstantTokenReward(-0.25)
@@ -114,22 +114,24 @@ def test_rewards_are_those_of_the_games():
 
 
 def test_kl_and_entropy_are_those_of_one_token():
-    agent = speaker()
+    agent = chat_agent()
     with torch.no_grad():
-        agent.model.trunk.wte.weight.mul_(20.0)  # so that the policy has an opinion
+        agent.model.trunk.wte.weight.mul_(20.0)  # so that the policy is not uniform
     one = DecodeConfig(max_new_tokens=1, adv_weight=8.0)
     found = ILQL_Evaluator(Letters, TOKENIZER, one, num_games=1500, batch_size=1500).evaluate(agent)
     agent.eval()
     exact = torch.zeros(2)
     with torch.no_grad():
         for letter in "abcd":
-            prompt = agent.get_policy(TOKENIZER).prompt(Said([(letter, None)]))
+            prompt = agent.get_policy(TOKENIZER).prompt(Utterances([(letter, None)]))
             last = torch.tensor([[len(prompt) - 1]])
-            said = agent(torch.tensor([prompt]), last, last)
-            logits = said.logits[0, -1].clone()
+            output = agent(torch.tensor([prompt]), last, last)
+            logits = output.logits[0, -1].clone()
             logits[TOKENIZER.pad_token_id] = -torch.inf
             p = logits.log_softmax(-1)
-            q = (logits + 8 * (torch.minimum(*said.target_q)[0, 0] - said.v[0, 0])).log_softmax(-1)
+            q = (logits + 8 * (torch.minimum(*output.target_q)[0, 0] - output.v[0, 0])).log_softmax(
+                -1
+            )
             terms = torch.stack([q.exp() * (q - p), -q.exp() * q]).nan_to_num()
             exact += terms.sum(1) / 4
     # The first answers of all games come before the second ones
@@ -145,43 +147,43 @@ def test_kl_and_entropy_are_those_of_one_token():
 
 
 def by_hand(agent, n):
-    """Of each n-gram the mean advantages of its places."""
+    """The mean advantage of each n-gram's tokens, over all its occurrences."""
     found = defaultdict(list)
     agent.eval()
     for row in rows():
         advantage = agent.get_qvs([row])["advantage"][0].tolist()
         utterances, start = [], 0
-        for place, at in enumerate(row.action_idxs):
-            if row.tokens[at + 1] == END:
-                utterances.append(range(start, place + 1))
-                start = place + 1
-        for places in utterances:
-            size = n or len(places)
-            for first in range(len(places) - size + 1):
-                part = places[first : first + size]
-                tokens = tuple(row.tokens[row.action_idxs[place] + 1] for place in part)
-                found[tokens].append(sum(advantage[place] for place in part) / size)
+        for index, position in enumerate(row.action_idxs):
+            if row.tokens[position + 1] == END:
+                utterances.append(range(start, index + 1))
+                start = index + 1
+        for indices in utterances:
+            size = n or len(indices)
+            for first in range(len(indices) - size + 1):
+                part = indices[first : first + size]
+                tokens = tuple(row.tokens[row.action_idxs[index] + 1] for index in part)
+                found[tokens].append(sum(advantage[index] for index in part) / size)
     agent.train()
     return {tokens: (sum(means) / len(means), len(means)) for tokens, means in found.items()}
 
 
 @pytest.mark.parametrize("n", [1, 2, None])
 def test_n_grams_by_their_mean_advantage(n):
-    """There nothing is returned."""
+    """AgileRL returns nothing."""
     agent = small_agent(net={**SMALL, "dropout": 0.3})
-    wanted, counter = by_hand(agent, n), TopAdvantageNGrams(n, end_of_action=END)
+    expected, counter = by_hand(agent, n), TopAdvantageNGrams(n, end_of_action=END)
     counter.add(agent, rows()[:5])
     found = counter.evaluate(agent, rows()[5:])
-    assert {gram.tokens for gram in found} == set(wanted)
+    assert {gram.tokens for gram in found} == set(expected)
     for gram in found:
-        mean, count = wanted[gram.tokens]
+        mean, count = expected[gram.tokens]
         assert gram.advantage == pytest.approx(mean, abs=1e-5) and gram.count == count
     advantages = [gram.advantage for gram in found]
     assert advantages == sorted(advantages, reverse=True) and len(counter.top(3)) == 3
     assert agent.training and str(found[0].tokens) in str(found[0])
 
 
-def test_utterances_of_an_agent_that_values_whole_ones():
+def test_n_grams_of_an_agent_with_utterance_values():
     agent = small_agent(per_token=False, net={"dropout": 0.0})
     found = {gram.tokens: gram for gram in TopAdvantageNGrams().evaluate(agent, rows())}
     row = rows()[0]

@@ -26,7 +26,7 @@ GROWTH = {
     "nodes": replace(ANY, activation=0.0, new_layer_prob=0.0),
 }
 ARRANGEMENTS = pytest.mark.parametrize(
-    "arranged",
+    "arrangement",
     [{"target": "heads"}, {"target": "trunk", "policy": "separate"}, {"double_q": False}],
     ids=["heads", "trunk", "one Q"],
 )
@@ -37,7 +37,7 @@ def draws(seed=0):
 
 
 def members(learner, size=3, generations=6, seed=0):
-    """States whose targets differ from what they follow, of unlike forms."""
+    """States of different forms, whose target networks differ from the online ones."""
     state = torch.stack([learner.init(seed + i) for i in range(size)])
     for leaf in state["target"].values(True, True):
         leaf += 0.1 * torch.rand(leaf.shape, generator=draws(seed))
@@ -47,8 +47,8 @@ def members(learner, size=3, generations=6, seed=0):
     return state
 
 
-def said(networks, state):
-    """V, Q and target Q of all positions, by the networks of a state."""
+def outputs(networks, state):
+    """V, Q and target Q at all positions, from the networks of a state."""
     networks.refresh(state)
     batch = batch_of("B")
     with torch.no_grad():
@@ -62,10 +62,10 @@ def said(networks, state):
 
 
 @ARRANGEMENTS
-def test_heads_begin_with_one_layer(arranged):
-    learner = learner_of(model={**EVOLVABLE, **arranged})
+def test_heads_begin_with_one_layer(arrangement):
+    learner = learner_of(model={**EVOLVABLE, **arrangement})
     state = learner.init(0)
-    names = ["q1", "q2", "v"] if arranged.get("double_q", True) else ["q1", "v"]
+    names = ["q1", "q2", "v"] if arrangement.get("double_q", True) else ["q1", "v"]
     assert networks_with_form(state) == [(name,) for name in names]
     for name in names:
         head = getattr(learner.make_model(0), name)
@@ -73,7 +73,7 @@ def test_heads_begin_with_one_layer(arranged):
     assert EvolvableHead(16, 1).width_mask.shape == (3, 64)
 
 
-def test_one_output_is_that_of_all():
+def test_one_output_equals_that_entry_of_all_outputs():
     torch.manual_seed(0)
     for head in (Head(4, 10), EvolvableHead(4, 10, max_layers=2)):
         hidden, index = torch.randn(2, 3, 4), torch.randint(10, (2, 3))
@@ -86,26 +86,26 @@ def test_one_output_is_that_of_all():
 
 
 @ARRANGEMENTS
-@pytest.mark.parametrize("what", list(GROWTH))
-def test_what_grows_says_the_same_at_that_moment(arranged, what):
-    learner = learner_of(model={**EVOLVABLE, **arranged})
+@pytest.mark.parametrize("growth", list(GROWTH))
+def test_growing_a_head_does_not_change_its_outputs(arrangement, growth):
+    learner = learner_of(model={**EVOLVABLE, **arrangement})
     networks, state = Networks(learner.config), members(learner, generations=3)
     grown = 0
     for seed in range(4):
-        after, changes = mutate(state, GROWTH[what], draws(seed))
+        after, changes = mutate(state, GROWTH[growth], draws(seed))
         for i, change in enumerate(changes):
             if " more" in change.what:
-                before, now = said(networks, state[i]), said(networks, after[i])
-                assert all(now[name].equal(value) for name, value in before.items())
+                before, later = outputs(networks, state[i]), outputs(networks, after[i])
+                assert all(later[name].equal(value) for name, value in before.items())
                 grown += 1
     assert grown > 3
 
 
-def test_decoding_without_the_compiled_call_says_what_the_heads_say():
+def test_decoding_without_the_compiled_call_gives_the_heads_outputs():
     learner = learner_of(model=EVOLVABLE)
     networks, needs = Networks(learner.config), Needs(policy=True, values=True)
-    for one in members(learner).unbind(0):
-        networks.refresh(one)
+    for state in members(learner).unbind(0):
+        networks.refresh(state)
         model, target = networks.model, networks.target
         assert CompiledHeads.of(model, target) is None
         scorer = ModelScorer(model, target)
@@ -127,7 +127,7 @@ def agent_with(config):
     return agent
 
 
-def test_an_agent_takes_over_forms_and_keeps_them_when_its_language_model_changes():
+def test_an_agent_loads_forms_and_keeps_them_when_its_language_model_changes():
     agent = agent_with(ILQLConfig(model=ILQLModelConfig(evolvable_heads=True)))
     state = torch.stack([agent.learner_state().clone()])
     for seed in range(4):
@@ -142,7 +142,7 @@ def test_an_agent_takes_over_forms_and_keeps_them_when_its_language_model_change
     assert agent.target.q1.num_nodes == forms["q1"]
 
 
-def test_forms_that_can_not_be_are_refused():
+def test_invalid_forms_are_refused():
     with pytest.raises(ValueError, match="Set max_head_nodes=32 or more, or None"):
         learner_of(model={"evolvable_heads": True, "max_head_nodes": 31})
     for name in ("max_head_nodes", "max_head_layers"):

@@ -25,7 +25,7 @@ def prefix(row, position):
 
 
 def gathered(solution, rows=ROWS):
-    """V [B, A + 1] and Q [B, A] of the solution at the places of the batch; 0 elsewhere."""
+    """V [B, A + 1] and Q [B, A] of the solution at the batch's positions; 0 elsewhere."""
     batch = collate(rows, TASK["pad"])
     v = torch.zeros(batch["state_idxs"].shape, dtype=torch.float64)
     q = torch.zeros(batch["action_idxs"].shape, dtype=torch.float64)
@@ -38,7 +38,7 @@ def gathered(solution, rows=ROWS):
 
 
 def summed_by_state(grad, batch, rows, with_token):
-    """What moves one number of a table: the gradients of all places that read it."""
+    """The gradient of each number of a table: summed over all positions that read it."""
     sums = {}
     for i, row in enumerate(rows):
         for t, position in enumerate(row["action_idxs"]):
@@ -48,7 +48,7 @@ def summed_by_state(grad, batch, rows, with_token):
 
 
 @pytest.mark.parametrize("name", TASK["solutions"])
-def test_the_exact_values_are_where_the_losses_rest(name):
+def test_the_losses_have_zero_gradient_at_the_exact_values(name):
     solution = TASK["solutions"][name]
     batch, v, q = gathered(solution)
     v.requires_grad_()
@@ -75,30 +75,30 @@ NUMBERS = [
 
 
 def recorded(state):
-    """A state of the benchmark by the record's numbers."""
+    """A state of the benchmark in the record's token numbers."""
     return " ".join(str(NUMBERS.index(TOKENIZER.id_to_token(token))) for token in state)
 
 
 @pytest.mark.parametrize("name", TASK["solutions"])
 def test_the_benchmarks_task_is_the_recorded_one(name):
-    wanted = TASK["solutions"][name]
-    found = solution(wanted["gamma"], wanted["tau"])
-    assert {recorded(s): v for s, v in found.v.items()} == pytest.approx(wanted["v"], abs=1e-12)
+    expected = TASK["solutions"][name]
+    found = solution(expected["gamma"], expected["tau"])
+    assert {recorded(s): v for s, v in found.v.items()} == pytest.approx(expected["v"], abs=1e-12)
     for state, actions in found.q.items():
         by_token = {recorded((token,)): q for token, q in actions.items()}
-        assert by_token == pytest.approx(wanted["q"][recorded(state)], abs=1e-12)
+        assert by_token == pytest.approx(expected["q"][recorded(state)], abs=1e-12)
     assert (len(found.v), found.range) == (28, pytest.approx(3.0))
     rows = sorted(recorded(point.tokens) for point in dataset())
     assert rows == sorted(" ".join(map(str, row["tokens"])) for row in ROWS)
 
 
 def by_share(state):
-    """As the data do."""
-    shares = [0.0] * TOKENIZER.num_tokens
+    """A policy that acts as the data do."""
+    counts = [0.0] * TOKENIZER.num_tokens
     for point in dataset():
         if tuple(point.tokens[: len(state)]) == state:
-            shares[point.tokens[len(state)]] += 1
-    return [share / sum(shares) for share in shares]
+            counts[point.tokens[len(state)]] += 1
+    return [count / sum(counts) for count in counts]
 
 
 def best_of(exact):
@@ -111,28 +111,28 @@ def best_of(exact):
 
 def test_exact_returns_of_known_policies():
     assert exact_return(by_share) == pytest.approx(-0.17375)
-    for tau, wanted in ((0.5, 0.325), (0.7, 0.325), (0.8, 2.0), (0.99, 2.0), (1.0, 2.0)):
-        assert exact_return(best_of(solution(0.99, tau))) == pytest.approx(wanted)
-    nonsense = [1 / TOKENIZER.num_tokens] * TOKENIZER.num_tokens
-    assert -2 < exact_return(lambda state: nonsense) < -1.99
+    for tau, expected in ((0.5, 0.325), (0.7, 0.325), (0.8, 2.0), (0.99, 2.0), (1.0, 2.0)):
+        assert exact_return(best_of(solution(0.99, tau))) == pytest.approx(expected)
+    uniform = [1 / TOKENIZER.num_tokens] * TOKENIZER.num_tokens
+    assert -2 < exact_return(lambda state: uniform) < -1.99
     end = TOKENIZER.eoa_token_id
-    assert exact_return(lambda state: [float(t == end) for t in range(len(nonsense))]) == -2
+    assert exact_return(lambda state: [float(t == end) for t in range(len(uniform))]) == -2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_values_are_exact_and_only_many_steps_open_the_door():
+def test_values_are_exact_and_only_multi_step_backups_find_the_best():
     """Errors in percent of the range of the exact values; returns are exact expectations."""
     results = [result_of(name, seed=0) for name in ("bc", "single_step", "ilql")]
-    cloned, one_step, many = results
-    for found in (one_step, many):
+    cloned, one_step, multi_step = results
+    for found in (one_step, multi_step):
         assert max(found.errors.rms_v, found.errors.rms_q) < 1
         assert found.errors.largest < 2
     assert cloned.errors is None
-    # -0.099 if it has not learnt yet that the second answer depends on the reply
+    # -0.099 if it has not yet learnt that the second answer depends on the reply
     assert cloned.sampled == pytest.approx(-0.174, abs=0.1)
     assert 0.2 < one_step.sampled < 0.33
     assert one_step.greedy == pytest.approx(0.325)
-    assert 1.6 < many.sampled < 2.0
-    assert many.greedy == pytest.approx(2.0)
+    assert 1.6 < multi_step.sampled < 2.0
+    assert multi_step.greedy == pytest.approx(2.0)
     assert in_order(results)

@@ -1,4 +1,4 @@
-"""The learner's contract: pure, stackable, in parts; targets; what learns and what does not."""
+"""The learner's contract: pure, stackable, by microbatches; targets; frozen parameters."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def assert_equal(found, expected, **tolerance):
         )
 
 
-def test_the_state_and_what_is_told():
+def test_the_entries_of_the_state_and_the_metrics():
     learner = learner_of(model={"policy": "separate", "target": "trunk"})
     state = learner.init(0)
     assert set(state["params"].keys()) == {"trunk", "policy", "v", "q1", "q2"}
@@ -57,25 +57,25 @@ def test_same_seed_same_bits_and_gradients_are_pure():
     learner, batch = learner_of(), float32(batch_of("A"))
     state = learner.init(3)
     assert_equal(state, learner.init(3))
-    kept, random = state.clone(), torch.get_rng_state()
+    original, random = state.clone(), torch.get_rng_state()
     first, second = learner.grads(state, batch), learner.grads(state, batch)
     assert_equal(first[0], second[0])
-    assert_equal(state, kept)
+    assert_equal(state, original)
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_the_part_gradients_of_a_batch_with_row_means_are_those_of_the_whole():
+def test_accumulated_gradients_with_row_means_equal_those_of_the_whole_batch():
     learner, batch = learner_of(), float32(batch_of("B"))
     batch = batch[[0, 2, 3, 0, 1, 4, 4, 1]]
     state = learner.init(0)
-    whole, told = learner.grads(state, batch)
+    whole, expected = learner.grads(state, batch)
     parts = Accumulate(learner, 4)
     found, metrics = parts.grads(state, with_row_means(batch))
     assert_equal(found["grads"], whole["grads"], rtol=1e-4, atol=1e-6)
-    assert metrics["loss"].item() == pytest.approx(told["loss"].item(), rel=1e-5)
+    assert metrics["loss"].item() == pytest.approx(expected["loss"].item(), rel=1e-5)
     found, _ = parts.grads(state, batch)  # parts with few actions weigh more
-    far = global_norm(found["grads"] - whole["grads"]) / global_norm(whole["grads"])
-    assert far > 0.01
+    distance = global_norm(found["grads"] - whole["grads"]) / global_norm(whole["grads"])
+    assert distance > 0.01
 
 
 def test_hard_updates_at_an_interval():
@@ -91,7 +91,7 @@ def test_hard_updates_at_an_interval():
     assert changed.abs().max() > 0
 
 
-def test_a_learning_rate_of_their_own_for_the_values():
+def test_the_values_can_have_their_own_learning_rate():
     def moved(value_rate):
         optimizer = OptimizerConfig(learning_rate=1e-3, value_rate=value_rate)
         learner, batch = learner_of(optimizer=optimizer), float32(batch_of("A"))
@@ -132,7 +132,7 @@ def test_dropout_draws_by_update_and_leaves_the_generator_alone():
         torch.vmap(learner.grads, (0, None))(torch.stack([state, state]), batch)
 
 
-def test_what_is_frozen_stays_and_is_no_parameter():
+def test_frozen_weights_stay_and_are_not_parameters():
     def frozen():
         torch.manual_seed(0)
         model = ILQLModel(ILQLModelConfig(trunk=TRUNK, target="trunk"))
@@ -144,23 +144,25 @@ def test_what_is_frozen_stays_and_is_no_parameter():
     state, batch = learner.init(0), float32(batch_of("B"))
     assert set(state["params", "trunk"].keys()) == {"ln_f"}
     assert set(state["target", "trunk"].keys()) == {"ln_f"}
-    kept = state["buffers"].clone()
+    original = state["buffers"].clone()
     for _ in range(2):
         state = learner.apply(state, learner.grads(state, batch)[0])
-    assert_equal(state["buffers"], kept)
-    assert "trunk" in kept.keys()
+    assert_equal(state["buffers"], original)
+    assert "trunk" in original.keys()
 
 
 def test_bfloat16_is_near_and_keeps_values_precise():
     precise, mixed = learner_of(), learner_of(precision="bfloat16")
     state, batch = precise.init(0), float32(batch_of("B"))
-    (expected, told), (found, metrics) = (it.grads(state, batch) for it in (precise, mixed))
-    for name, value in told.items():
+    (expected, expected_metrics), (found, metrics) = (
+        learner.grads(state, batch) for learner in (precise, mixed)
+    )
+    for name, value in expected_metrics.items():
         assert metrics[name].dtype == torch.float32
         assert metrics[name].item() == pytest.approx(value.item(), rel=0.05, abs=0.01), name
     assert found["grads", "v", "0", "weight"].dtype == torch.float32
-    off = global_norm(found["grads"] - expected["grads"]) / global_norm(expected["grads"])
-    assert 0 < off < 0.05
+    distance = global_norm(found["grads"] - expected["grads"]) / global_norm(expected["grads"])
+    assert 0 < distance < 0.05
 
 
 def test_a_batch_without_any_action():
@@ -177,19 +179,22 @@ def test_compiled_gradients_are_the_same():
     learner, batch = learner_of(), float32(batch_of("A"))
     state = learner.init(0)
     compiled = torch.compile(learner.grads, backend="eager", fullgraph=True)
-    (found, metrics), (expected, told) = compiled(state, batch), learner.grads(state, batch)
+    (found, metrics), (expected, expected_metrics) = (
+        compiled(state, batch),
+        learner.grads(state, batch),
+    )
     assert_equal(found["grads"], expected["grads"], rtol=1e-4, atol=1e-6)
-    assert_equal(metrics, told, rtol=1e-4, atol=1e-5)
+    assert_equal(metrics, expected_metrics, rtol=1e-4, atol=1e-5)
     torch.compiler.reset()
 
 
-def test_the_config_refuses_what_can_not_be():
-    for call, words in (
+def test_the_config_refuses_invalid_settings():
+    for call, message in (
         (lambda: TrunkConfig(n_embd=10, n_head=4), "n_head can be one of"),
         (lambda: ILQLLossConfig(tau=1.5), "must be in 0..1"),
         (lambda: ILQLConfig(model=ILQLModelConfig(per_token=False)), "set cql_weight=0"),
         (lambda: ILQLModelConfig(policy="share"), "did you mean 'shared'"),
         (lambda: ILQLModel(ILQLModelConfig(), policy=nn.Identity()), 'policy="separate"'),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()

@@ -1,4 +1,4 @@
-"""Terms by hand, arrangements against one another, chosen slots against all of them."""
+"""Loss terms against values computed by hand."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_conservative_and_margin_losses_by_hand():
     assert dm_loss([q], action, one, 2.5).item() == pytest.approx(0.5**2 + 2.5**2)
 
 
-def test_what_does_not_count_may_be_anything():
+def test_masked_values_may_be_nan():
     values = torch.tensor([2.0, math.nan, 4.0], requires_grad=True)
     mask = torch.tensor([True, False, True])
     mean = masked_mean(values, mask)
@@ -49,7 +49,7 @@ def test_what_does_not_count_may_be_anything():
     assert masked_mean(values, mask, torch.tensor(4.0)) == 1.5
 
 
-def test_masks_of_rows_that_end_and_rows_that_do_not():
+def test_masks_of_finished_and_unfinished_rows():
     real = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
     ended = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]]).bool()
     strict, published = masks_of(real, ended), masks_of(real, ended, "published")
@@ -67,7 +67,7 @@ def test_weights_by_hand():
     assert binary.tolist() == pytest.approx([0.1, 0.1, 0.9])
 
 
-def test_nothing_follows_an_end_and_targets_take_no_gradient():
+def test_bellman_targets_end_at_a_terminal_and_take_no_gradient():
     v, ended = torch.ones(3, requires_grad=True), torch.tensor([False, False, True])
     target = bellman_target(torch.tensor([1.0, 0.0, 2.0]), v, ended, 0.5)
     assert target.tolist() == [1.5, 0.5, 2.0] and not target.requires_grad
@@ -89,7 +89,7 @@ def test_utterances_spread_their_weight_over_their_tokens():
     assert found.tolist() == [[0, 2, 2, 0, 3, 3, 3], [0] * 7]
 
 
-def test_methods_are_numbers():
+def test_methods_are_configurations():
     config = ILQLConfig(model=ILQLModelConfig(trunk=TRUNK), loss=ILQLLossConfig(tau=0.8, beta=1.0))
     assert method("ilql", config) is config
     bc = method("bc", config)
@@ -105,7 +105,7 @@ def test_methods_are_numbers():
         method("clone", config)
 
 
-def test_a_population_may_differ_in_beta():
+def test_members_of_a_population_may_differ_in_beta():
     """The number in the state counts where values are learnt, also if the config's is 0."""
     by_number, by_config = make_loss(beta=0.0), make_loss(beta=0.8)
     numbers = numbers_of(by_config.config)
@@ -117,11 +117,11 @@ def test_cloning_runs_no_head():
     loss = make_loss(policy="shared", **vars(method("bc", ILQLConfig()).loss))
     for head in (loss.model.v, loss.model.q1, loss.target.q1):
         head.forward = head.at = None  # a call would raise
-    total, told = loss(batch_of("B"), numbers_of(loss.config))
+    total, metrics = loss(batch_of("B"), numbers_of(loss.config))
     total.backward()
-    assert set(told) == {"loss", "token_loss", "num_tokens"}
-    learnt = {name for name, p in loss.model.named_parameters() if p.grad is not None}
-    assert learnt and all(name.startswith("trunk.") for name in learnt)
+    assert set(metrics) == {"loss", "token_loss", "num_tokens"}
+    trained = {name for name, p in loss.model.named_parameters() if p.grad is not None}
+    assert trained and all(name.startswith("trunk.") for name in trained)
     plain = {"policy": "shared", "q_weight": 0.0, "v_weight": 0.0, "cql_weight": 0.0}
     whole, clipped = (
         loss(batch_of("B"), numbers_of(loss.config))[0]

@@ -1,4 +1,4 @@
-"""What decoding would bring, from logs alone: held against exact returns, and what it can't say."""
+"""Off-policy estimates of decoding's return: against exact returns, and their limits."""
 
 import math
 
@@ -21,15 +21,15 @@ LONGEST = max(len(point.action_idxs) for point in POINTS)
 
 
 def log_probs(next_token):
-    """Of the actions of the 80 games, in which all frequencies are exact: [80, A]."""
+    """[80, A] log-probabilities of the actions of the 80 games, whose frequencies are exact."""
     found = torch.zeros(len(POINTS), LONGEST, dtype=torch.float64)
     known = {}
     for row, point in enumerate(POINTS):
-        for number, place in enumerate(point.action_idxs):
-            state = tuple(point.tokens[: place + 1])
-            shares = known.setdefault(state, next_token(state))
-            share = shares[point.tokens[place + 1]]
-            found[row, number] = math.log(share) if share else -math.inf
+        for index, position in enumerate(point.action_idxs):
+            state = tuple(point.tokens[: position + 1])
+            probs = known.setdefault(state, next_token(state))
+            prob = probs[point.tokens[position + 1]]
+            found[row, index] = math.log(prob) if prob else -math.inf
     return found
 
 
@@ -43,32 +43,32 @@ def rewards():
 LOGGED, REWARDS = log_probs(by_share), rewards()
 
 
-def between(one, other, share):
+def between(one, other, fraction):
     return lambda state: [
-        share * a + (1 - share) * b for a, b in zip(one(state), other(state), strict=True)
+        fraction * a + (1 - fraction) * b for a, b in zip(one(state), other(state), strict=True)
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tau", "share"), [(0.5, 0.0), (0.5, 1.0), (0.9, 0.5)])
-def test_estimates_are_the_exact_returns_where_the_frequencies_are_exact(tau, share):
-    spoken = between(best_of(solution(0.99, tau)), by_share, share)
-    found = off_policy_return(log_probs(spoken) - LOGGED, REWARDS, worst=-2.0)
+@pytest.mark.parametrize(("tau", "fraction"), [(0.5, 0.0), (0.5, 1.0), (0.9, 0.5)])
+def test_estimates_are_the_exact_returns_where_the_frequencies_are_exact(tau, fraction):
+    policy = between(best_of(solution(0.99, tau)), by_share, fraction)
+    found = off_policy_return(log_probs(policy) - LOGGED, REWARDS, worst=-2.0)
     assert found.logged_return == pytest.approx(-0.17375)
     assert found.support == pytest.approx(1.0)
-    assert found.mean_return == pytest.approx(exact_return(spoken), abs=1e-7)
+    assert found.mean_return == pytest.approx(exact_return(policy), abs=1e-7)
     assert found.low <= found.mean_return <= found.high
-    if share == 0:  # as the data are
+    if fraction == 0:  # the data's own policy
         assert found.gain == pytest.approx(0, abs=1e-12) and found.gain_low <= 1e-12
         assert found.effective_rows == pytest.approx(80)
     else:
         assert found.effective_rows < 70
 
 
-def test_what_the_data_do_not_have_counts_as_the_worst_dialogue():
-    spoken = log_probs(by_share)
-    spoken[:, 0] += math.log(0.4)  # the rest of the time it says what nobody said
-    found = off_policy_return(spoken - LOGGED, REWARDS, worst=-2.0)
+def test_actions_outside_the_data_count_as_the_worst_dialogue():
+    log_ratio = log_probs(by_share)
+    log_ratio[:, 0] += math.log(0.4)  # the remaining probability is on answers outside the data
+    found = off_policy_return(log_ratio - LOGGED, REWARDS, worst=-2.0)
     assert found.support == pytest.approx(0.4)
     assert found.mean_return == pytest.approx(0.4 * -0.17375 + 0.6 * -2.0)
     assert found.gain_low < 0
@@ -82,14 +82,14 @@ def test_what_the_data_do_not_have_counts_as_the_worst_dialogue():
         min_size=1, max_size=6,
     )
 )  # fmt: skip
-@example([(0.0, -math.inf, -math.inf, -1.0, 0.0, 1.0), (0.0,) * 6])  # a beginning without its end
+@example([(0.0, -math.inf, -math.inf, -1.0, 0.0, 1.0), (0.0,) * 6])  # a prefix without its end
 @settings(max_examples=100, deadline=None)
-def test_nothing_lifts_an_estimate_above_what_was_logged_or_makes_it_no_number(rows):
+def test_an_estimate_stays_within_the_logged_rewards_and_is_finite(rows):
     table = torch.tensor(rows, dtype=torch.float64)
     ratio, earned = table[:, :3], table[:, 3:]
     worst = float(earned.sum(-1).min())
     found = off_policy_return(ratio, earned, worst)
-    most = float(earned.clamp_min(0).amax(0).sum())  # of each place the best there is
+    most = float(earned.clamp_min(0).amax(0).sum())  # the best reward at each position
     assert min(worst, float(earned.amin(0).sum())) - 1e-9 <= found.mean_return <= most + 1e-9
     assert found.low <= found.mean_return <= found.high and found.gain_low <= found.gain
     assert all(math.isfinite(number) for number in vars(found).values())
@@ -97,7 +97,7 @@ def test_nothing_lifts_an_estimate_above_what_was_logged_or_makes_it_no_number(r
 
 
 def test_one_dialogue_is_never_surely_better():
-    """All the weight on a lucky dialogue says nothing, however lucky it was."""
+    """All the weight on one lucky dialogue is no evidence, however lucky it was."""
     ratio = torch.full((50, 1), -8.0)
     ratio[3] = math.log(50.0)
     earned = torch.zeros(50, 1)
@@ -118,7 +118,7 @@ def test_one_dialogue_is_never_surely_better():
         DecodeConfig(include_adv=False),
     ],
 )
-def test_log_probabilities_are_those_that_decoding_draws_by(config):
+def test_log_probabilities_are_those_of_decoding(config):
     torch.manual_seed(0)
     size = TrunkConfig(
         vocab_size=TOKENIZER.num_tokens, n_layer=2, n_head=2, n_embd=8, block_size=16
@@ -129,14 +129,14 @@ def test_log_probabilities_are_those_that_decoding_draws_by(config):
         torch.nn.init.normal_(head[2].weight)
     batch = dataset().take([0, 30, 60, 79])
     pad = TOKENIZER.pad_token_id
-    said, alone = action_log_probs(model, target, batch, config, pad_token=pad)
-    drawn_by = policy(model, target, config)
+    decoded, plain = action_log_probs(model, target, batch, config, pad_token=pad)
+    decoding = policy(model, target, config)
     by_logits = policy(model, target, DecodeConfig(include_adv=False))
-    for row, point in enumerate(POINTS[number] for number in (0, 30, 60, 79)):
-        for number, place in enumerate(point.action_idxs):
-            state, token = tuple(point.tokens[: place + 1]), point.tokens[place + 1]
-            assert said[row, number].exp().item() == pytest.approx(drawn_by(state)[token])
-            assert alone[row, number].exp().item() == pytest.approx(by_logits(state)[token])
-        assert not said[row, len(point.action_idxs) :].any()
-    assert not torch.equal(said, alone) or not config.include_adv
-    assert torch.isfinite(alone).all()
+    for row, point in enumerate(POINTS[index] for index in (0, 30, 60, 79)):
+        for index, position in enumerate(point.action_idxs):
+            state, token = tuple(point.tokens[: position + 1]), point.tokens[position + 1]
+            assert decoded[row, index].exp().item() == pytest.approx(decoding(state)[token])
+            assert plain[row, index].exp().item() == pytest.approx(by_logits(state)[token])
+        assert not decoded[row, len(point.action_idxs) :].any()
+    assert not torch.equal(decoded, plain) or not config.include_adv
+    assert torch.isfinite(plain).all()

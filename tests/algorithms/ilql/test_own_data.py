@@ -1,4 +1,4 @@
-"""A data set of one's own, by number or drawn, is learnt from and gone on with where it stopped."""
+"""Custom data sets, indexed or sampled: learning from them and resuming."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ VOCABULARY = Vocabulary(11, pad_token_id=0)
 
 
 @pytest.mark.parametrize("kind", [Listed, Drawn])
-def test_an_agent_learns_from_it_and_goes_on(tmp_path, kind):
+def test_an_agent_learns_from_a_custom_data_set_and_resumes(tmp_path, kind):
     agent = small_agent(kind(VOCABULARY), net={"dropout": 0.0})
     before = agent.get_loss(rows())[0].item()
     for _ in range(4):
@@ -44,7 +44,7 @@ def test_an_agent_learns_from_it_and_goes_on(tmp_path, kind):
     assert agent.get_loss(rows())[0].item() < before
 
 
-def test_rows_that_are_too_long_say_what_to_do():
+def test_errors_for_rows_that_are_too_long_name_the_fix():
     with pytest.raises(
         ValueError, match=r"rows have 40 tokens, .* context holds 32: .*point\.cut\(32\)"
     ):

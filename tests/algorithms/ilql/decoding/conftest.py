@@ -1,4 +1,4 @@
-"""The small model of the oracle: three language models of unlike weights, so that none is mixed up.
+"""The small model of the oracle: three language models with different weights, so a mix-up shows.
 
 `decode.json` and `scores.json` come from an independent restatement in
 float64 of the formulas of Snell et al. (2022).
@@ -30,9 +30,9 @@ class Oracle:
     utterances: list  # sums of forced utterances
     scores: dict  # of whole rows
 
-    def whole(self, rows):
-        """What the networks say behind the last token of each row: read anew, one by one."""
-        said = []
+    def evaluate(self, rows):
+        """Outputs of the networks at the last token of each row, one by one, without a cache."""
+        outputs = []
         for row in rows:
             tokens = torch.tensor([row])
             with torch.no_grad():
@@ -40,12 +40,12 @@ class Oracle:
                 target = self.target.trunk(tokens)[:, -1]
                 q = torch.minimum(self.target.q1(target), self.target.q2(target))
                 logits = self.model.policy.logits(policy)
-                said.append((logits, q, self.model.v(trunk).squeeze(-1)))
-        return NextToken(*(torch.cat(part) for part in zip(*said, strict=True)))
+                outputs.append((logits, q, self.model.v(trunk).squeeze(-1)))
+        return NextToken(*(torch.cat(part) for part in zip(*outputs, strict=True)))
 
 
 class Uncached:
-    """A scorer that reads every text from its beginning for every token, each by itself."""
+    """A scorer that runs each text from its start for every token, one row at a time."""
 
     vocab_size, block_size, device = 35, 64, torch.device("cpu")
 
@@ -55,12 +55,12 @@ class Uncached:
     def start(self, prompts, needs, max_new_tokens):
         rows = Uncached(self.oracle)
         rows.rows = [list(prompt) for prompt in prompts]
-        return rows, self.oracle.whole(rows.rows)
+        return rows, self.oracle.evaluate(rows.rows)
 
     def advance(self, tokens):
         for row, token in zip(self.rows, tokens.tolist(), strict=True):
             row.append(token)
-        return self.oracle.whole(self.rows)
+        return self.oracle.evaluate(self.rows)
 
     def reorder(self, rows):
         self.rows = [list(self.rows[row]) for row in rows.tolist()]
@@ -68,7 +68,7 @@ class Uncached:
 
 @pytest.fixture(scope="session")
 def oracle():
-    loss = make_loss()  # three language models of unlike weights
+    loss = make_loss()  # three language models with different weights
     decode = json.loads((HERE / "decode.json").read_text())
     scores = json.loads((HERE / "scores.json").read_text())
     return Oracle(loss.model.eval(), loss.target, decode["decode"], decode["utterances"], scores)

@@ -1,4 +1,4 @@
-"""Whatever the networks: what is generated is what they say of each text by itself, read anew."""
+"""For all arrangements of the networks: generation equals scoring each text alone, uncached."""
 
 import pytest
 import torch
@@ -55,14 +55,14 @@ def networks(shape, names, dtype):
 
 @torch.no_grad()
 def next_log_probs(model, target, text, config):
-    """Of one text, from its beginning on, without anything kept."""
+    """Log-probabilities of the next token of one text, from its start, without a cache."""
     tokens = torch.tensor([text])
     hidden = model.trunk(tokens)[:, -1]
-    spoken = model.policy(tokens)[:, -1] if model.config.policy == "separate" else hidden
-    slow = hidden if target.trunk is None else target.trunk(tokens)[:, -1]
-    logits = model.policy_trunk.logits(spoken).clone()
+    policy_hidden = model.policy(tokens)[:, -1] if model.config.policy == "separate" else hidden
+    target_hidden = hidden if target.trunk is None else target.trunk(tokens)[:, -1]
+    logits = model.policy_trunk.logits(policy_hidden).clone()
     logits[:, PAD] = -torch.inf
-    q = torch.stack([head(slow) for head in target.q_heads]).amin(0)
+    q = torch.stack([head(target_hidden) for head in target.q_heads]).amin(0)
     advantage = q - model.v(hidden)
     forbidden = torch.zeros(logits.shape[-1], dtype=logits.dtype)
     forbidden[PAD] = -torch.inf
@@ -80,7 +80,7 @@ def next_log_probs(model, target, text, config):
         ("narrow inside", "own policy", torch.float32),
     ],
 )
-def test_a_beam_of_one_is_greedy_and_more_beams_are_batched_as_alone(shape, names, dtype):
+def test_a_beam_of_one_is_greedy_and_batched_beams_equal_single_ones(shape, names, dtype):
     model, target = networks(shape, names, dtype)
     scorer = ModelScorer(model, target)
     for config in CONFIGS.values():
@@ -93,20 +93,20 @@ def test_a_beam_of_one_is_greedy_and_more_beams_are_batched_as_alone(shape, name
             PROMPTS, greedy.tokens, greedy.log_prob, strict=True
         ):
             total = 0.0
-            for place, token in enumerate(tokens):
-                before = [*prompt, *tokens[:place]]
-                said = next_log_probs(model, target, before, config)
-                assert said[token] >= said.max() - 1e-4
-                total += said[token].item()
+            for position, token in enumerate(tokens):
+                before = [*prompt, *tokens[:position]]
+                log_probs = next_log_probs(model, target, before, config)
+                assert log_probs[token] >= log_probs.max() - 1e-4
+                total += log_probs[token].item()
             assert log_prob.item() == pytest.approx(total, abs=2e-3)
     config = DecodeConfig(adv_weight=2.0, num_beams=3, num_generations=3, max_new_tokens=6)
     together = generate(model, target, PROMPTS, config, stop=STOP, pad_token=PAD)
-    for number, prompt in enumerate(PROMPTS):
+    for index, prompt in enumerate(PROMPTS):
         alone = generate(model, target, [prompt], config, stop=STOP, pad_token=PAD)
-        assert alone.tokens[0] == together.tokens[number]
-        for tokens, log_prob in zip(alone.tokens[0], together.log_prob[number], strict=True):
+        assert alone.tokens[0] == together.tokens[index]
+        for tokens, log_prob in zip(alone.tokens[0], together.log_prob[index], strict=True):
             total = 0.0
-            for place, token in enumerate(tokens):
-                before = [*prompt, *tokens[:place]]
+            for position, token in enumerate(tokens):
+                before = [*prompt, *tokens[:position]]
                 total += next_log_probs(model, target, before, config)[token].item()
             assert log_prob.item() == pytest.approx(total, abs=2e-3)

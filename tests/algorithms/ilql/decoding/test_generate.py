@@ -1,4 +1,4 @@
-"""What must hold of generation, whatever the weights."""
+"""Properties of generation that hold for any weights."""
 
 from dataclasses import fields, replace
 
@@ -17,7 +17,7 @@ from raffia.lm.decoding.scorer import Choice
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
-STOP = Stop(tokens=(20, 15))  # tokens that come soon, and not in all texts at once
+STOP = Stop(tokens=(20, 15))  # tokens that come soon, at different steps
 CONFIGS = {
     "greedy": DecodeConfig(adv_weight=2.0, num_beams=1, max_new_tokens=9),
     "sample": DecodeConfig(adv_weight=0.5, temperature=2.0, max_new_tokens=9),
@@ -40,7 +40,7 @@ def small(**options):
     model = ILQLModel(ILQLModelConfig(trunk=shape, **options)).double()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(4.0)  # so that texts are not all alike
+            parameter.mul_(4.0)  # so that texts differ
     return model, make_target(model)
 
 
@@ -55,15 +55,15 @@ def assert_same(one, other, tolerance=1e-9):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_cached_equals_reading_all_anew(oracle, uncached, name):
+def test_cached_equals_uncached(oracle, uncached, name):
     config = replace(CONFIGS[name], report_all=True)
     cached = generate(
         *(oracle.model, oracle.target, PROMPTS, config), generator=draws(), stop=STOP, pad_token=PAD
     )
-    anew = decode(Request.of(uncached, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
-    assert_same(cached, anew)
+    expected = decode(Request.of(uncached, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
+    assert_same(cached, expected)
     lengths = {len(text) for texts in cached.tokens for text in texts}
-    assert len(lengths) > 1  # the texts ended at unlike times
+    assert len(lengths) > 1  # the texts ended at different steps
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -74,20 +74,20 @@ def test_batched_equals_one_by_one(oracle, name):
 
 
 def assert_batched_equals_one_by_one(model, target, prompts, config, **options):
-    """What is generated for all prompts at once."""
+    """Checks one prompt at a time against the batch, which is returned."""
     batch = generate(model, target, prompts, config, generator=draws(), **options)
-    together = draws()
-    for number, prompt in enumerate(prompts):
-        alone = generate(model, target, [prompt], config, generator=together, **options)
-        assert alone.tokens[0] == batch.tokens[number]
+    generator = draws()
+    for index, prompt in enumerate(prompts):
+        alone = generate(model, target, [prompt], config, generator=generator, **options)
+        assert alone.tokens[0] == batch.tokens[index]
         close = {"rtol": 0, "atol": 1e-9}
-        torch.testing.assert_close(alone.log_prob[0], batch.log_prob[number], **close)
-        assert alone.stopped[0].tolist() == batch.stopped[number].tolist()
+        torch.testing.assert_close(alone.log_prob[0], batch.log_prob[index], **close)
+        assert alone.stopped[0].tolist() == batch.stopped[index].tolist()
     return batch
 
 
 @pytest.mark.parametrize("num_beams", [None, 1, 2])
-def test_prompts_of_unlike_length_fill_the_context_each_by_itself(num_beams):
+def test_prompts_of_different_lengths_fill_the_context_independently(num_beams):
     model, target = small()
     prompts, config = [[1] * 22, [2], [3] * 15, [4] * 23], DecodeConfig(num_beams=num_beams)
     batch = assert_batched_equals_one_by_one(model, target, prompts, config)
@@ -96,8 +96,8 @@ def test_prompts_of_unlike_length_fill_the_context_each_by_itself(num_beams):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_beam_search_is_exhaustive_where_the_beams_are_enough(seed):
-    """With as many beams as there are texts, the best are those of all."""
+def test_beam_search_with_enough_beams_is_exhaustive(seed):
+    """With as many beams as there are texts, all texts are found."""
     shape = TrunkConfig(vocab_size=4, n_layer=1, n_head=1, n_embd=6, block_size=9)
     torch.manual_seed(seed)
     model = ILQLModel(ILQLModelConfig(trunk=shape)).double()
@@ -107,22 +107,22 @@ def test_beam_search_is_exhaustive_where_the_beams_are_enough(seed):
     texts = [[a] for a in range(4)]
     for _ in range(2):
         texts = [
-            more
+            longer
             for text in texts
-            for more in ([text] if text[-1] == end else [[*text, a] for a in range(4)])
+            for longer in ([text] if text[-1] == end else [[*text, a] for a in range(4)])
         ]
-    there = found.log_prob[0] > -torch.inf
+    filled = found.log_prob[0] > -torch.inf
     assert sorted(texts) == sorted(text for text in found.tokens[0] if text)
-    assert int(there.sum()) == len(texts) == 40
-    assert found.log_prob[0, there].exp().sum().item() == pytest.approx(1.0)
-    assert found.log_prob[0, there].diff().max() <= 0
+    assert int(filled.sum()) == len(texts) == 40
+    assert found.log_prob[0, filled].exp().sum().item() == pytest.approx(1.0)
+    assert found.log_prob[0, filled].diff().max() <= 0
 
 
 class Counting(ModelScorer):
     """Counts rows of each pass."""
 
     def start(self, *arguments):
-        self.rows, said = super().start(*arguments)
+        self.rows, outputs = super().start(*arguments)
         self.num_rows = [self.rows.num_rows]
         advance = self.rows.advance
 
@@ -131,7 +131,7 @@ class Counting(ModelScorer):
             return advance(tokens)
 
         self.rows.advance = counted
-        return self.rows, said
+        return self.rows, outputs
 
 
 @pytest.mark.parametrize(
@@ -175,17 +175,19 @@ def test_passes_for_six_tokens(arrangement, options, passes):
 def test_complete_texts_leave_the_batch_and_the_prompt_is_read_once(oracle, name):
     scorer = Counting(oracle.model, oracle.target)
     config = DecodeConfig(max_new_tokens=3, num_generations=4)
-    said = decode(Request(scorer, [[33, 4], [32]], config), draws())
+    found = decode(Request(scorer, [[33, 4], [32]], config), draws())
     assert scorer.num_rows == [2, 8, 8]
-    assert len({tuple(text) for text in said.tokens[0]}) > 1
+    assert len({tuple(text) for text in found.tokens[0]}) > 1
     scorer = Counting(oracle.model, oracle.target)
     config = CONFIGS[name]
-    said = decode(Request.of(scorer, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
+    found = decode(Request.of(scorer, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
     assert scorer.num_rows[-1] < max(scorer.num_rows)
     if name == "sample":
-        lengths = [len(text) for text in said.best()]
-        wanted = [sum(length > place for length in lengths) for place in range(max(lengths))]
-        assert scorer.num_rows == wanted
+        lengths = [len(text) for text in found.best()]
+        expected = [
+            sum(length > position for length in lengths) for position in range(max(lengths))
+        ]
+        assert scorer.num_rows == expected
 
 
 def test_dropout_is_off_and_the_mode_is_as_before():
@@ -202,7 +204,7 @@ def test_dropout_is_off_and_the_mode_is_as_before():
 def test_stops_at_tokens_a_condition_and_the_limit(oracle):
     def text(**options):
         config = DecodeConfig(num_beams=1, include_adv=False, max_new_tokens=6)
-        prompt = oracle.decode[0]["prompt"]  # goes on with 15 7 33 20 20 30
+        prompt = oracle.decode[0]["prompt"]  # continues with 15 7 33 20 20 30
         return generate(oracle.model, None, [prompt], config, stop=Stop(**options), pad_token=PAD)
 
     assert text().best() == [[15, 7, 33, 20, 20, 30]] and not text().stopped.any()
@@ -216,13 +218,13 @@ def test_a_stream_gives_the_tokens_of_generate(oracle, num_beams):
     config = DecodeConfig(adv_weight=2.0, num_beams=num_beams, max_new_tokens=12)
     options = dict(stop=STOP, pad_token=PAD)
     arguments = oracle.model, oracle.target
-    said = generate(*arguments, [[33, 4]], config, generator=draws(), **options)
+    expected = generate(*arguments, [[33, 4]], config, generator=draws(), **options)
     steps = list(stream(*arguments, [33, 4], config, generator=draws(), **options))
-    assert [step.token for step in steps] == said.best()[0]
-    assert sum(step.log_prob for step in steps) == pytest.approx(said.log_prob.item())
-    assert sum(step.advantage for step in steps) == pytest.approx(said.advantage.item())
+    assert [step.token for step in steps] == expected.best()[0]
+    assert sum(step.log_prob for step in steps) == pytest.approx(expected.log_prob.item())
+    assert sum(step.advantage for step in steps) == pytest.approx(expected.advantage.item())
     assert steps[0].value - steps[0].v == pytest.approx(steps[0].advantage)
-    assert steps[-1].value == pytest.approx(said.value.item())
+    assert steps[-1].value == pytest.approx(expected.value.item())
 
 
 @pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])
@@ -245,56 +247,59 @@ def test_draws_follow_the_probabilities():
     torch.manual_seed(0)
     log_probs = torch.tensor([[0.5, 0.0, 0.2, 0.3]]).log().expand(40_000, 4)
     tokens = draw_tokens(log_probs, torch.rand(40_000, dtype=torch.float64))
-    share = tokens.bincount(minlength=4) / 40_000
-    assert share.tolist() == pytest.approx([0.5, 0.0, 0.2, 0.3], abs=0.01)
+    frequency = tokens.bincount(minlength=4) / 40_000
+    assert frequency.tolist() == pytest.approx([0.5, 0.0, 0.2, 0.3], abs=0.01)
     edges = torch.tensor([1e-12, 1 - 1e-12], dtype=torch.float64)
     certain = torch.tensor([[0.0, 1.0, 0.0]]).log().expand(2, 3)
     assert draw_tokens(certain, edges).tolist() == [1, 1]
 
 
-def test_the_numbers_of_texts_are_even_and_unlike():
+def test_draws_of_different_texts_are_uniform_and_independent():
     num = 5000
     choose = drawing(torch.arange(num), 2)
     even = Choice(torch.full((num, 10), 0.1).log(), None, None, None)
-    drawn = [choose(Moment(even, None, torch.arange(num), place)) for place in range(2)]
+    drawn = [choose(Moment(even, None, torch.arange(num), position)) for position in range(2)]
     for tokens in drawn:
         assert (tokens.bincount(minlength=10) / num - 0.1).abs().max() < 0.02
     assert abs((drawn[0] == drawn[1]).float().mean() - 0.1) < 0.02
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"include_logits": False}])
-def test_what_is_no_token_of_the_tokenizer_is_not_generated(options):
-    """Models of other makers have more rows of embeddings than tokens."""
+def test_ids_beyond_the_tokenizer_are_not_generated(options):
+    """Published models may have more embedding rows than tokens."""
     model, target = small()
     tokenizer = WordTokenizer(("a", *SPECIAL_TOKENS.values()))
     assert tokenizer.num_tokens == 7 < model.config.trunk.vocab_size
     config = DecodeConfig(top_p=1.0, temperature=5.0, max_new_tokens=20, **options)
-    said = generate(model, target, [[1], [2, 3]] * 5, config, tokenizer=tokenizer)
-    tokens = {token for texts in said.tokens for text in texts for token in text}
+    found = generate(model, target, [[1], [2, 3]] * 5, config, tokenizer=tokenizer)
+    tokens = {token for texts in found.tokens for text in texts for token in text}
     assert tokens and max(tokens) < 7 and tokenizer.pad_token_id not in tokens
 
 
-def test_mistakes_are_answered():
+def test_wrong_arguments_are_refused():
     model, target = small()
-    said = generate(model, target, [], DecodeConfig(num_generations=2))
-    assert said.tokens == [] and said.log_prob.shape == (0, 2)
-    said = generate(model, None, [[1]], DecodeConfig(include_adv=False, max_new_tokens=2))
-    assert len(said.best()[0]) == 2 and said.advantage is None
-    assert said.kl.abs().max() < 1e-6  # the policy as it is
-    both, plain, beams = (model, target), DecodeConfig(), DecodeConfig(num_beams=2)
-    whole, plan = small(per_token=False), TokenPlanConfig()
-    for call, words in (
+    found = generate(model, target, [], DecodeConfig(num_generations=2))
+    assert found.tokens == [] and found.log_prob.shape == (0, 2)
+    found = generate(model, None, [[1]], DecodeConfig(include_adv=False, max_new_tokens=2))
+    assert len(found.best()[0]) == 2 and found.advantage is None
+    assert found.kl.abs().max() < 1e-6  # the policy unchanged
+    networks, plain, beams = (model, target), DecodeConfig(), DecodeConfig(num_beams=2)
+    utterances, plan = small(per_token=False), TokenPlanConfig()
+    for call, message in (
         (lambda: generate(model, None, [[1]], plain), r"pass target=make_target\(model\)"),
-        (lambda: generate(*both, [[1], []], plain), "prompt 1 has no tokens"),
-        (lambda: generate(*both, [[12]], plain), "prompt 0 contains token 12, .* has 12 tokens"),
-        (lambda: generate(*both, [[1] * 24], plain), "the model's context holds 24"),
-        (lambda: generate(*both, [[1]], plain, pad_token=12), "pad_token=12 is not among"),
-        (lambda: generate(*both, [[1]], beams, num_generations=3), "one text for each beam"),
-        (lambda: generate(*whole, [[1]], plain), "Q is one number for a whole utterance"),
-        (lambda: stream(*both, [1], beams), "stream"),
-        (lambda: stream(*both, [1], DecodeConfig(num_generations=2)), "stream"),
-        (lambda: stream(*both, [], plain), "prompt 0 has no tokens"),
+        (lambda: generate(*networks, [[1], []], plain), "prompt 1 has no tokens"),
+        (
+            lambda: generate(*networks, [[12]], plain),
+            "prompt 0 contains token 12, .* has 12 tokens",
+        ),
+        (lambda: generate(*networks, [[1] * 24], plain), "the model's context holds 24"),
+        (lambda: generate(*networks, [[1]], plain, pad_token=12), "pad_token=12 is not among"),
+        (lambda: generate(*networks, [[1]], beams, num_generations=3), "one text for each beam"),
+        (lambda: generate(*utterances, [[1]], plain), "Q is one number for a whole utterance"),
+        (lambda: stream(*networks, [1], beams), "stream"),
+        (lambda: stream(*networks, [1], DecodeConfig(num_generations=2)), "stream"),
+        (lambda: stream(*networks, [], plain), "prompt 0 has no tokens"),
         (lambda: DecodeConfig(num_beams=2, plan=plan), "planning, which chooses the tokens"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()

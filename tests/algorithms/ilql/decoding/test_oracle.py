@@ -22,12 +22,12 @@ def config_of(case, **more):
 def test_recorded_cases(oracle, number):
     case = oracle.decode[number]
     scorer = ModelScorer(oracle.model, oracle.target)
-    _, said = scorer.start([case["prompt"]], Needs(policy=True, values=True), 1)
-    choice = Choice.of(said, config_of(case), forbid(PAD, scorer))
-    wanted = [-torch.inf if x is None else x for x in case["next_log_probs"]]
-    assert choice.log_probs[0].tolist() == pytest.approx(wanted, abs=1e-9)
-    assert said.v.item() == pytest.approx(case["v"], abs=1e-9)
-    assert said.target_q.max().item() == pytest.approx(case["max_target_q"], abs=1e-9)
+    _, outputs = scorer.start([case["prompt"]], Needs(policy=True, values=True), 1)
+    choice = Choice.of(outputs, config_of(case), forbid(PAD, scorer))
+    expected = [-torch.inf if x is None else x for x in case["next_log_probs"]]
+    assert choice.log_probs[0].tolist() == pytest.approx(expected, abs=1e-9)
+    assert outputs.v.item() == pytest.approx(case["v"], abs=1e-9)
+    assert outputs.target_q.max().item() == pytest.approx(case["max_target_q"], abs=1e-9)
 
     def texts(**options):
         prompts = [case["prompt"]]

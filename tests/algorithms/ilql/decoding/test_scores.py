@@ -48,14 +48,16 @@ def test_scores_are_the_recorded_ones(oracle, name):
 def test_scores_compute_nothing_at_padding(oracle):
     tokens, actions, mask, action_mask = batch(oracle)
     trunk = oracle.model.trunk
-    seen = []
-    hook = trunk.h[0].ln1.register_forward_hook(lambda _, given, out: seen.append(given[0].numel()))
+    sizes = []
+    hook = trunk.h[0].ln1.register_forward_hook(
+        lambda _, inputs, out: sizes.append(inputs[0].numel())
+    )
     get_scores(
         *(oracle.model, oracle.target, tokens, actions),
         **{"attn_mask": mask, "action_mask": action_mask, "include_logits": True},
     )
     hook.remove()
-    assert seen and max(seen) < tokens.numel() * trunk.n_embd
+    assert sizes and max(sizes) < tokens.numel() * trunk.n_embd
 
 
 def test_no_score_is_infinite_where_a_probability_would_round_to_zero(oracle):
@@ -86,16 +88,20 @@ def test_forced_utterances(oracle, number):
     assert sums.advantage.item() == pytest.approx(case["advantage"], abs=1e-9)
 
 
-def test_sums_are_those_that_generate_tells(oracle):
+def test_sums_equal_those_of_generate(oracle):
     config = DecodeConfig(adv_weight=2.0, num_generations=3, max_new_tokens=7)
     prompts = [[33], [32, 27, 27, 31], [33, 0, 17]]
     draws = torch.Generator().manual_seed(3)
-    said = generate(oracle.model, oracle.target, prompts, config, generator=draws, pad_token=PAD)
+    generated = generate(
+        oracle.model, oracle.target, prompts, config, generator=draws, pad_token=PAD
+    )
     forced = score_utterances(
-        oracle.model, oracle.target, prompts, said.tokens, config, pad_token=PAD
+        oracle.model, oracle.target, prompts, generated.tokens, config, pad_token=PAD
     )
     for name in ("log_prob", "kl", "advantage", "value"):
-        torch.testing.assert_close(getattr(forced, name), getattr(said, name), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            getattr(forced, name), getattr(generated, name), rtol=0, atol=1e-9
+        )
 
 
 def test_whole_utterances_have_one_value():

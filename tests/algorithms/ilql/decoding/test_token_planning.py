@@ -1,4 +1,4 @@
-"""Planning over tokens: what the search sees is right, and it finds what one step does not."""
+"""Planning over tokens: the search gets the right outputs and finds what one step does not."""
 
 import pytest
 import torch
@@ -29,12 +29,12 @@ def draws():
     return torch.Generator().manual_seed(5)
 
 
-def assert_said(one, other):
+def assert_outputs_close(one, other):
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-def test_looking_ahead_equals_reading_on_and_leaves_the_rows_as_they_are(oracle):
+def test_ahead_equals_advance_and_leaves_the_rows_unchanged(oracle):
     scorer = ModelScorer(oracle.model, oracle.target)
     rows, _ = scorer.start(PROMPTS, ALL, 12)
     rows.advance(torch.tensor([1, 2, 3]))
@@ -42,33 +42,33 @@ def test_looking_ahead_equals_reading_on_and_leaves_the_rows_as_they_are(oracle)
     further = torch.tensor([[7, 8, 9], [5, 0, 0], [6, 4, 0]])
     lengths = torch.tensor([3, 1, 2])
     for index in (torch.tensor([0, 1, 2]), torch.tensor([2, 0, 0])):
-        said = rows.ahead(index, further, lengths)
+        outputs = rows.ahead(index, further, lengths)
         longer = [
-            texts[row] + further[place, : lengths[place]].tolist()
-            for place, row in enumerate(index.tolist())
+            texts[row] + further[number, : lengths[number]].tolist()
+            for number, row in enumerate(index.tolist())
         ]
-        assert_said(said, oracle.whole(longer))
+        assert_outputs_close(outputs, oracle.evaluate(longer))
     room = rows.room
-    assert_said(
+    assert_outputs_close(
         rows.advance(torch.tensor([4, 5, 6])),
-        oracle.whole([[*text, token] for text, token in zip(texts, (4, 5, 6), strict=True)]),
+        oracle.evaluate([[*text, token] for text, token in zip(texts, (4, 5, 6), strict=True)]),
     )
     assert rows.room == room - 1
 
 
-def test_what_the_search_is_told(oracle):
+def test_the_search_gets_the_model_s_outputs(oracle):
     scorer = ModelScorer(oracle.model, oracle.target)
-    rows, said = scorer.start([[33, 4]], ALL, 12)
+    rows, outputs = scorer.start([[33, 4]], ALL, 12)
     config = DecodeConfig(adv_weight=2.0, plan=TokenPlanConfig(num_candidates=4, max_depth=3))
     model = TextModel(rows, Request(scorer, [], config, Stop(tokens=(END,))))
-    root = model.root(Choice.of(said, config, None))
-    best = Choice.of(said, config, None).log_probs.topk(4)
+    root = model.root(Choice.of(outputs, config, None))
+    best = Choice.of(outputs, config, None).log_probs.topk(4)
     assert torch.equal(root.actions, best.indices)
     torch.testing.assert_close(root.prior_logits, best.values.float())
     token = int(root.actions[0, 1])
     output, after = model(root.embedding, torch.tensor([token]))
-    behind = oracle.whole([[33, 4, token]])
-    assert output.value.item() == pytest.approx(behind.v.item(), rel=1e-6)
+    expected = oracle.evaluate([[33, 4, token]])
+    assert output.value.item() == pytest.approx(expected.v.item(), rel=1e-6)
     assert output.reward.item() == 0 and output.mask.all()
     assert after["path"][0, :1].tolist() == [token] and after["length"].item() == 1
 
@@ -80,15 +80,15 @@ def test_batched_equals_one_by_one(oracle, name):
     arguments = oracle.model, oracle.target
     one_by_one = draws()
     batch = generate(*arguments, PROMPTS, config, generator=draws(), **options)
-    for number, prompt in enumerate(PROMPTS):
+    for index, prompt in enumerate(PROMPTS):
         alone = generate(*arguments, [prompt], config, generator=one_by_one, **options)
-        assert alone.tokens[0] == batch.tokens[number]
+        assert alone.tokens[0] == batch.tokens[index]
 
 
 class Table:
-    """A language of four tokens, 3 of which ends it, whose values stand in a table.
+    """A language of four tokens, of which 3 ends a text, with values in a table.
 
-    What begins with 0 looks better (V 1.0), and each of its ends is bad; 1 2 3 is the best text.
+    A text that begins with 0 looks better (V 1.0), but all its ends are bad; 1 2 3 is the best.
     """
 
     vocab_size, block_size, device = 4, 8, torch.device("cpu")
@@ -98,9 +98,9 @@ class Table:
 
     def start(self, prompts, needs, max_new_tokens):
         rows = Table([[] for _ in prompts], max_new_tokens)
-        return rows, rows.said(rows.texts)
+        return rows, rows.outputs_of(rows.texts)
 
-    def said(self, texts):
+    def outputs_of(self, texts):
         q = torch.full((len(texts), 4), -1.0)
         for row, text in enumerate(texts):
             for token in range(3):
@@ -114,17 +114,17 @@ class Table:
 
     def ahead(self, rows, tokens, lengths):
         texts = [
-            self.texts[row] + tokens[place, : lengths[place]].tolist()
-            for place, row in enumerate(rows.tolist())
+            self.texts[row] + tokens[number, : lengths[number]].tolist()
+            for number, row in enumerate(rows.tolist())
         ]
-        return self.said(texts)
+        return self.outputs_of(texts)
 
     def advance(self, tokens):
         self.texts = [
             [*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)
         ]
         self.room -= 1
-        return self.said(self.texts)
+        return self.outputs_of(self.texts)
 
     def reorder(self, rows):
         self.texts = [self.texts[row] for row in rows.tolist()]
@@ -151,19 +151,19 @@ def test_a_policy_plans_where_its_config_says_so():
     agent = ILQL(None, small | {"block_size": 16})
     config = DecodeConfig(max_new_tokens=3, plan=TokenPlanConfig(num_simulations=4))
     policy = agent.get_policy(tokenizer, config, generator=draws())
-    asked = Dialogue([("no", None)], terminal=False)
-    planned = generate(
-        *(agent.model, agent.target, [policy.prompt(asked)], config),
+    dialogue = Dialogue([("no", None)], terminal=False)
+    expected = generate(
+        *(agent.model, agent.target, [policy.prompt(dialogue)], config),
         stop=Stop(tokens=(tokenizer.eoa_token_id,)),
         pad_token=tokenizer.pad_token_id,
         generator=draws(),
     )
-    assert policy.answer([asked]).tokens == planned.tokens
+    assert policy.answer([dialogue]).tokens == expected.tokens
     streamed = stream(
-        *(agent.model, agent.target, policy.prompt(asked), config),
+        *(agent.model, agent.target, policy.prompt(dialogue), config),
         stop=Stop(tokens=(tokenizer.eoa_token_id,)),
         pad_token=tokenizer.pad_token_id,
         generator=draws(),
     )
-    assert [step.token for step in streamed] == planned.best()[0]
+    assert [step.token for step in streamed] == expected.best()[0]
     assert config.needs_values
