@@ -220,7 +220,8 @@ def test_construction():
     for x in (torch.zeros(3), nn.Parameter(torch.zeros(3))):
         assert Point(x=x).x is x
     params = list(inspect.signature(Point).parameters)
-    assert params[:3] == ["x", "y", "tag"] and {"batch_size", "device", "names"} <= set(params)
+    assert params == ["x", "y", "tag", "batch_size", "device", "names"]
+    assert Point(x=1.0, lock=True).is_locked
     a, b = Factories(), Factories(only="z")
     assert a.x.tolist() == [1.0, 1.0] and a.x.data_ptr() != b.x.data_ptr()
     assert (a.only, b.only, a.opts) == ("kw", "z", None)

@@ -91,9 +91,9 @@ def signature(positional: list[Argument], by_name: list[Argument]) -> inspect.Si
                 inspect.Parameter(field.name, kind, default=shown, annotation=field.type)
             )
     taken = [parameter.name for parameter in parameters]
-    for name, default in dict(batch_size=None, device=None, names=None, lock=False).items():
+    for name in ("batch_size", "device", "names"):  # programs compare the list: `lock` isn't in it
         if name not in taken:
-            parameters.append(inspect.Parameter(name, BY_NAME, default=default))
+            parameters.append(inspect.Parameter(name, BY_NAME, default=None))
     return inspect.Signature(parameters)
 
 
