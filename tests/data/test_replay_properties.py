@@ -195,6 +195,13 @@ class PrefetchAgainst(PrioritiesAgainst):
     prefetch = 2
 
 
+class RoomAgainst(PrioritiesAgainst):
+    """Also: the sampler may have room for more items than the storage."""
+
+    def sampler(self):
+        return PrioritizedSampler(self.size + 3, ALPHA, BETA, EPS)
+
+
 def few(machine):
     case = machine.TestCase
     case.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
@@ -205,3 +212,4 @@ TestUniform = few(Against)
 TestEpochs = few(EpochsAgainst)
 TestPriorities = few(PrioritiesAgainst)
 TestPrefetch = few(PrefetchAgainst)
+TestRoom = few(RoomAgainst)

@@ -18,6 +18,7 @@ from raffia.data import (
     ListStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     QueryModule,
     ReplayBuffer,
     RoundRobinWriter,
@@ -157,6 +158,32 @@ def test_options_at_their_defaults_and_parts_by_functions_that_make_them():
     assert drawn.storage.max_size == drawn.sampler.max_capacity == 1000
     lazily = PrioritizedReplayBuffer(0.6, 0.4, storage=lambda: LazyTensorStorage(7))
     assert lazily.sampler.max_capacity == 7
+
+
+def roomy(slices):
+    given = {"alpha": 1.0, "beta": 1.0, "eps": 0.0, "max_priority_within_buffer": True}
+    if slices:
+        return PrioritizedSliceSampler(9, **given, slice_len=1, traj_key="obs")
+    return PrioritizedSampler(9, **given)
+
+
+@pytest.mark.parametrize("slices", [False, True])
+def test_a_sampler_may_have_room_for_more_items_than_the_storage(slices):
+    sampler = roomy(slices)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(3), sampler=sampler, batch_size=40)
+    buffer.extend(items(0, 3, td_error=torch.tensor([50.0, 1.0, 2.0])))
+    buffer.extend(items(3, 2))  # over those of 50 and 1, so the largest that is here is 2
+    assert (buffer.sample()["priority_weight"] == 1).all()
+    assert buffer.update_priority(torch.tensor([0, 2, 3]), torch.tensor([9.0, 2.0, 0.0])) == 1
+    buffer.update_priority(4, 2.0)
+    assert set(buffer.sample()["obs"].tolist()) == {2, 4}
+    buffer.extend(items(5, 20))
+    assert set(buffer.sample()["obs"].tolist()) == {22, 23, 24}
+    other = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(3), sampler=roomy(slices), batch_size=40
+    )
+    other.load_state_dict(buffer.state_dict())
+    assert set(other.sample()["obs"].tolist()) == {22, 23, 24}
 
 
 def test_entries_by_key_and_a_priority_that_nothing_reads(tmp_path):

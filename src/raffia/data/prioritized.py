@@ -9,6 +9,7 @@ from torch import Tensor
 from raffia.data.priorities import NONE, Priorities, check_exponent
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import Draw, Sampler, too_few
+from raffia.data.storage import Storage
 from raffia.data.structure import check_entries
 from raffia.data.torchrl_storages import refuse_others
 from raffia.hints import check_choice
@@ -26,7 +27,7 @@ class PrioritizedSampler(Sampler):
 
         P(i) = p_i^alpha / sum_k p_k^alpha,   w_i = (P(i) / min_k P(k))^-beta
 
-    max_capacity: how many items there can be; the `max_size` of the storage.
+    max_capacity: how many items there can be: the `max_size` of the storage, or more.
     alpha: how much priorities count; 0: not at all. Can be set at any time, unless it is 0.
     beta: how much of the bias the weights undo; 1: all of it. Can be set at any time: Schaul et al.
         raise it to 1 in the course of training.
@@ -83,6 +84,7 @@ class PrioritizedSampler(Sampler):
             max_capacity, alpha=alpha, beta=beta, eps=eps, importance=importance
         )
         self.max_capacity: int = max_capacity
+        self._max_live = max_capacity  # how many items the storage holds
         self.reduction = reduction
         self.max_priority_within_buffer = max_priority_within_buffer
         self.stratified = stratified
@@ -152,14 +154,19 @@ class PrioritizedSampler(Sampler):
             return max(0.0, tree.maximum() ** (1 / self.alpha) - self.eps)
         return self.priorities.largest
 
+    def attach(self, storage: Storage) -> None:
+        self._max_live = storage.max_size or self.max_capacity
+
     def added(self, items: range) -> None:
         live = self._live
         if live and items.start != live.stop:
             raise ValueError(
                 f"items from {items.start} on do not follow the last known one, {live.stop - 1}"
             )
-        oldest = max(live.start if live else items.start, items.stop - self.max_capacity)
+        oldest = max(live.start if live else items.start, items.stop - self._max_live)
         new, fill = range(max(items.start, oldest), items.stop), self.priorities.tree.fill
+        if self._max_live < self.max_capacity:  # else new ones take their rows
+            fill(range(live.start, min(live.stop, oldest)), 0.0)
         if self.max_priority_within_buffer:
             fill(new, 0.0)  # those that are overwritten no longer count
         fill(new, self._chance_of_new())

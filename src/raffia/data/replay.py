@@ -631,10 +631,11 @@ def _check_sampler(sampler: Any, storage: Storage) -> None:
     """Raise TypeError or ValueError unless this is a sampler, and one for this storage."""
     if not isinstance(sampler, Sampler):
         raise TypeError(f"sampler must be a Sampler, such as RandomSampler(); got {sampler!r}")
-    if sampler.max_capacity not in (None, storage.max_size):
+    room, size = sampler.max_capacity, storage.max_size
+    if room is not None and (size is None or room < size):
         raise ValueError(
-            f"the sampler has max_capacity={sampler.max_capacity}, but the storage has "
-            f"max_size={storage.max_size}: make them equal"
+            f"the sampler has max_capacity={room}, but the storage has max_size={size}: make them "
+            "equal"
         )
     if sampler.lock is not Sampler.lock:
         raise ValueError("the sampler belongs to another buffer: create a separate one for each")

@@ -378,6 +378,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         self._taken = torch.empty(0, dtype=torch.int64)  # [N] how many steps a slice would have
 
     def attach(self, storage: Storage) -> None:
+        super().attach(storage)
         self._slices.attach(storage)
 
     def clear(self) -> None:
