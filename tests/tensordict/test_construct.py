@@ -371,3 +371,44 @@ def test_from_trees_arrays_and_keys():
     td = TensorDict.from_any({"r": rows})
     assert td["r"].batch_size == (2,) and td["r", "b"].tolist() == [2, 4]
     assert TensorDict.from_any(rows)["a"].tolist() == [1, 3]
+
+
+def test_the_batch_size_of_a_list_is_that_of_the_stack():
+    rows = [{"a": torch.zeros(3, 4)}, {"a": torch.ones(3, 4)}]
+    for options, want in [
+        *[(dict(batch_size=size), tuple(size)) for size in ([2], [2, 3], torch.Size([2, 3, 4]))],
+        *[(dict(batch_dims=n), (2, 3, 4)[:n]) for n in (1, 2, 3)],
+        (dict(auto_batch_size=True), (2, 3, 4)),
+        (dict(batch_size=2), (2,)),
+        ({}, (2,)),
+    ]:
+        for lazy in (True, False, None):
+            td = TensorDict.from_list(rows, lazy=lazy, **options)
+            assert td.batch_size == want and sound(td)
+    assert TensorDict.from_list(rows, batch_size=[2, 3], names=["x", "y"]).names == ["x", "y"]
+    for size in ([3], []):
+        with pytest.raises(
+            ValueError, match=r"starts with the length of the list: .*\(2, \.\.\.\)"
+        ):
+            TensorDict.from_list(rows, batch_size=size)
+
+
+def test_names_of_a_lazy_stack_of_dicts():
+    rows = [{"a": torch.zeros(3)}, {"a": torch.ones(3)}]
+    for dim in (0, 1):
+        options = dict(stack_dim=dim, batch_size=[3], names=["x", "y"])
+        td = LazyStackedTensorDict.from_dict(rows, **options)
+        assert td.names == ["x", "y"] and td.stack_dim == dim and sound(td)
+    assert LazyStackedTensorDict.from_dict(rows, names=["x"]).names == ["x"]
+    dense = LazyStackedTensorDict.from_dict({"a": torch.zeros(2)}, batch_size=[2], names=["x"])
+    assert dense.names == ["x"]
+
+
+def test_merged_containers_are_like_the_first():
+    one = TensorDict(a=torch.zeros(2), n={"x": torch.zeros(2)}, batch_size=[2], names=["t"])
+    two = TensorDict(b=torch.ones(2, 3), n={"x": torch.ones(2), "y": torch.ones(2)})
+    out = merge_tensordicts(one, two, TensorDict(a=torch.ones(2), c=torch.ones(2)))
+    assert list(out.keys(True, True)) == ["a", ("n", "x"), ("n", "y"), "b", "c"] and sound(out)
+    assert out.batch_size == out["n"].batch_size == (2,) and out.names == ["t"]
+    assert not out["a"].any() and not out["n", "x"].any() and out["b"] is two["b"]
+    assert list(one.keys(True, True)) == ["a", ("n", "x")]

@@ -67,6 +67,19 @@ def leaves(td):
     return td._leaves([])
 
 
+def test_addresses():
+    td = TensorDict(
+        a=torch.ones(2, 2), n={"b": torch.ones(2, 2), "e": {}}, s="text", batch_size=[2]
+    )
+    stack = lazy_stack([TensorDict(a=torch.ones(n)) for n in (1, 2)])
+    found = td.data_ptr()
+    assert set(found.keys(True, True)) == {"a", ("n", "b")} and found.batch_size == ()
+    assert found["n", "b"] == td["n", "b"].data_ptr() and found.device == CPU and sound(found)
+    assert (td[None].data_ptr() == found).all() and not (td[1:].data_ptr() == found).any()
+    assert (td[1:].data_ptr(storage=True) == td.data_ptr(storage=True)).all()
+    assert stack.data_ptr()["1", "a"] == stack[1]["a"].data_ptr()
+
+
 # ------------------------------------------------------------------------- devices and dtypes
 
 DTYPES = (
@@ -98,6 +111,18 @@ def test_casts(kind):
         td = KINDS[kind]()
         assert td.to(torch.float64, inplace=True) is td
         assert {leaf.dtype for leaf in leaves(td)} == {torch.float64}
+
+
+@pytest.mark.parametrize("wrap", [lambda td: td, lambda td: lazy_stack([td, td]), TensorDictParams])
+def test_views_as_another_dtype(wrap):
+    td = wrap(TensorDict(a=torch.ones(2, 3), n={"b": torch.ones(2)}, s="text", batch_size=[2]))
+    out = td.view(torch.int32)
+    assert torch.equal(out["n", "b"], td["n", "b"].view(torch.int32)) and sound(out)
+    assert out.batch_size == td.batch_size
+    with pytest.raises(RuntimeError, match=r"for key 'b'"):  # two rows of it would be four
+        td.view(torch.int16)
+    out = td.view(torch.int16, batch_size=[])
+    assert out.batch_size == () and out["n", "b"].shape[-1] == 4 and sound(out)
 
 
 @kinds

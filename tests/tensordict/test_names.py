@@ -277,3 +277,27 @@ def test_lazy_stacks():
     }.items():
         for call in calls:
             check(call(lazy_stack([make(), make()], 1)), names)
+
+
+def test_names_after_comparisons_and_logic():
+    td = TensorDict(
+        a=torch.ones(B, T, dtype=torch.int64), n={"b": torch.ones(B, T)}, batch_size=[B, T]
+    )
+    td, other = td.bool().rename("x", "y"), td.bool()
+    full, scalar = torch.ones(B, T, dtype=torch.bool), torch.ones((), dtype=torch.bool)
+    for out in (
+        td & td,
+        td | other,
+        td ^ td,
+        td & True,
+        td | full,
+        full & td,
+        td == full,
+        td > full,
+    ):
+        assert out.names == out["n"].names == ["x", "y"] and sound(out)
+    for out in (td == td, td != 1, td == scalar, other & td):
+        assert out.names == out["n"].names == [None, None]
+    stack = lazy_stack([td, td], 1)
+    stack.names = ["x", "z", "y"]
+    assert (stack & stack).names == ["x", "z", "y"] and (stack == stack).names == [None] * 3

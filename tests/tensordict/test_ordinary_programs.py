@@ -164,6 +164,19 @@ def of_rows(rows):
     return TensorDict(a=torch.zeros(rows), n=inner, batch_size=[rows])
 
 
+def test_update_with_entries_in_both_ways():
+    for source in ({"a": 1, "b": 2}, TensorDict(a=1, b=2)):
+        td = TensorDict(c=0)
+        assert td.update(source, b=3, d=4) is td
+        assert td.to_dict() == {"c": 0, "a": 1, "b": 3, "d": 4} and list(source.keys()) == [
+            "a",
+            "b",
+        ]
+        assert td.update_(source, b=5) is td and td["b"] == 5 and td["a"] == 1
+    point = lazy_stack([TensorDict(a=0), TensorDict(a=1)]).update({"a": torch.ones(2)}, b="text")
+    assert point["a"].tolist() == [1, 1] and point[0]["b"] == "text"
+
+
 def test_update_with_the_batch_size():
     td = of_rows(2)
     inner = td["n"]

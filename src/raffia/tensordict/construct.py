@@ -232,6 +232,7 @@ class Construction(Node):
     ) -> Self:
         """A stack of containers, one for each dict in the list.
 
+        batch_size, batch_dims: of the stack, whose first dimension is the list.
         lazy: stack without copying; None: only where shapes or keys differ.
 
         >>> from raffia import TensorDict
@@ -239,7 +240,8 @@ class Construction(Node):
         tensor([1, 2])
         """
         hows = {True: kinds.lazy_stack, False: kinds.stack, None: kinds.maybe_dense_stack}
-        out = hows[lazy]([finished(cls, row, **options) for row in input], 0)
+        of_rows = _of_rows(len(input), **options)
+        out = hows[lazy]([finished(cls, row, **of_rows) for row in input], 0)
         if names is not None:
             out.names = names
         return out
@@ -393,6 +395,21 @@ class Construction(Node):
         if mapped:
             return td.memmap_like(**kwargs)
         return td.share_memory_() if storage == "shared" else td
+
+
+def _of_rows(length: int, **options: Unpack[SizeOptions]) -> SizeOptions:
+    """The options for each of so many rows, from those for their stack."""
+    if options.get("batch_size") is not None:
+        size = as_size(options["batch_size"])
+        if size[:1] != (length,):
+            raise ValueError(
+                f"batch_size is that of the stack, so it starts with the length of the list: got "
+                f"{tuple(size)} for {length} rows; batch_size=({length}, ...)"
+            )
+        options["batch_size"] = size[1:]
+    if options.get("batch_dims") is not None:
+        options["batch_dims"] = options["batch_dims"] - 1  # type: ignore[operator]
+    return options
 
 
 def any_entries(obj: Any, cls: Any) -> Node | dict[str, Any] | None:

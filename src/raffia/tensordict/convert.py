@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from raffia.tensordict import consolidated
+from raffia.tensordict import consolidated, kinds
 from raffia.tensordict.build import as_device
 from raffia.tensordict.copies import _replaced, synchronise
-from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.printing import in_shared_memory
 from raffia.tensordict.views import every
@@ -23,6 +22,7 @@ CastFilter = Callable[[tuple[str, ...], Tensor], bool]
 if TYPE_CHECKING:
     Owner = TypeVar("Owner")  # the class of the container that is cast
     Cast = TypeVar("Cast", covariant=True)
+    from raffia.tensordict.tensordict import TensorDict
 
     class BoundCaster(Protocol[Cast]):
         """`float`, `half` and its like, of a container."""
@@ -378,18 +378,31 @@ def record_stream(td: Container, stream: Any) -> Container:
     return td
 
 
-def data_ptr(td: Any, *, storage: bool = False) -> dict[NestedKey, int]:
-    """A container-shaped dict of the addresses of all entries, or of their storages.
+def data_ptr(td: Any, *, storage: bool = False) -> TensorDict:
+    """A container of the addresses of all entries as integers; `storage`: of their storages.
+
+    It has no batch dimensions. The members of a lazy stack are nested in it as "0", "1", ...
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.ones(2))
-    >>> td.data_ptr() == {"a": td["a"].data_ptr()}
-    True
+    >>> td.data_ptr()["a"] == td["a"].data_ptr(), (td[:1].data_ptr() == td.data_ptr()).all()
+    (tensor(True), True)
     """
-    return {
-        key: value.untyped_storage().data_ptr() if storage else value.data_ptr()
-        for key, value in td.items(True, True)
-    }
+
+    def addresses(node: Any) -> dict[str, Any]:
+        members = getattr(node, "tensordicts", None)
+        entries = node._entries() if members is None else {str(i): m for i, m in enumerate(members)}
+        out: dict[str, Any] = {}
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                start = value.untyped_storage() if storage else value
+                out[name] = start.data_ptr()
+            elif not value._is_data() and (nested := addresses(value)):
+                out[name] = nested
+        return out
+
+    out: TensorDict = kinds.TensorDict(addresses(td), device="cpu")
+    return out
 
 
 def numel(td: Any) -> int:

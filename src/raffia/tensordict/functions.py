@@ -177,8 +177,8 @@ def merge_tensordicts(*tensordicts: Container, callback_exist: Any = None) -> Co
         raise RuntimeError(
             f"merge_tensordicts needs at least two containers, got {len(tensordicts)}"
         )
-    out = tensordicts[-1].copy()
-    for td in reversed(tensordicts[:-1]):
+    out = tensordicts[0].copy()
+    for td in (*tensordicts[1:], *reversed(tensordicts[:-1])):  # all keys in order, then the values
         out.update(td)
     for key in list(out.keys(True, True)) if callback_exist is not None else []:
         found = [td.get(key) for td in tensordicts if key in td]

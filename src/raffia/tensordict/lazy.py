@@ -528,11 +528,14 @@ class LazyStackedTensorDict(LazyWrites):
         *,
         stack_dim: int = 0,
         stack_dim_name: str | None = None,
+        names: Sequence[str | None] | None = None,
         **options: Any,
     ) -> Any:
         """The lazy stack of containers made of the dicts in a list, or in a dict.
 
-        A dict of tensors gives a dense container; the options are those of `TensorDict.from_dict`.
+        A dict of tensors gives a dense container; the options are those of `TensorDict.from_dict`,
+        for each dict.
+        names: of all dimensions of the stack.
 
         >>> td = LazyStackedTensorDict.from_dict([{"a": [1]}, {"a": [2, 3]}])
         >>> td.get("a", as_list=True)
@@ -540,9 +543,12 @@ class LazyStackedTensorDict(LazyWrites):
         """
         rows = list(input_dict.values() if isinstance(input_dict, Mapping) else input_dict)
         if not rows or not all([isinstance(row, Mapping) for row in rows]):
-            return TensorDict.from_dict(input_dict, **options)
+            return TensorDict.from_dict(input_dict, names=names, **options)
         members = [TensorDict.from_dict(row, **options) for row in rows]
-        return lazy_stack(members, stack_dim, stack_dim_name=stack_dim_name)
+        out = lazy_stack(members, stack_dim, stack_dim_name=stack_dim_name)
+        if names is not None:
+            out.names = names
+        return out
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict:  # type: ignore[override]
         """The dense container: every entry stacked, which makes it contiguous in any sense.

@@ -243,9 +243,8 @@ def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
         td, other = broadcast(td, other)
         leaves = td._leaves([])
         operands = operand(td, other, leaves)
-        return unnamed(
-            td._rebuild(iter([compare(a, b) for a, b in zip(leaves, operands, strict=True)]))
-        )
+        out = td._rebuild(iter([compare(a, b) for a, b in zip(leaves, operands, strict=True)]))
+        return out if other.dim() else unnamed(out)
     if isinstance(other, Mapping):
         return _compared_nodes(td, td._plain(other, batch_size=td._batch_size), compare)
     if not isinstance(other, NUMBERS):
@@ -254,7 +253,7 @@ def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
 
 
 def unnamed(td: Container) -> Container:
-    """Remove the names of dimensions, which truth values do not keep."""
+    """Remove the names of dimensions, which comparisons of containers do not keep."""
     if td._names is not None:
         named: Any = td
         named.names = None
@@ -571,7 +570,11 @@ def _compares(name: str, example: str) -> Callable[..., Any]:
 
     def method(self: Any, other: Any) -> Any:
         result = compared(self, other, function)
-        return answer if result is NotImplemented else result
+        if result is NotImplemented:
+            return answer
+        if name in LOGIC and self._names is not None and result._batch_size == self._batch_size:
+            result.names = self._names
+        return result
 
     plain = name.rstrip("_")
     return _documented(method, f"__{plain}__", f"`{plain}` leaf by leaf.", example)

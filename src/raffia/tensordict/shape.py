@@ -69,6 +69,8 @@ def view(
 ) -> Container:
     """View the entries with another batch shape of as many rows; never a copy.
 
+    A dtype in place of the shape views the entries as that dtype; this can change the last
+    dimension of an entry, and `batch_size` is then the batch size of the result.
     Raises RuntimeError if the number of rows differs or an entry can't be viewed so (`reshape`
     copies then).
     In a `with` statement, changes are written back at the end.
@@ -78,7 +80,7 @@ def view(
     torch.Size([2, 2, 3])
     """
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        return td._map(lambda leaf: leaf.view(shape[0]))
+        return td.apply(lambda leaf: leaf.view(shape[0]), batch_size=batch_size)
     wanted = size if size is not None else batch_size if batch_size is not None else _sizes(shape)
     new = _filled_in(wanted, td._batch_size)
     return _resized(td, "view", new)

@@ -96,13 +96,11 @@ def both_have(td: Any, source: Any) -> list[tuple[Any, Any]]:
 def merged(source: Any, entries: Mapping[str, Any]) -> Any:
     if source is None:
         return entries
-    if entries:
-        raise ValueError("update takes a container or dict, or keyword entries, not both")
     if not isinstance(source, (Node, Mapping)) and not hasattr(source, "items"):
         raise TypeError(
             f"update takes a container, a dict or keyword entries, got {type(source).__name__}"
         )
-    return source
+    return {**dict(source.items()), **entries} if entries else source
 
 
 def pairs_of(source: Any) -> list[tuple[Any, Any]]:
