@@ -532,6 +532,35 @@ def test_writes_into_unlike_members():
         unlike().update_(unlike(), keys_to_update=["only0"]).update_at_(more[1:3], slice(2))
 
 
+@pytest.mark.parametrize(
+    "index",
+    [I[0], I[1:3], I[[0, 2]], I[torch.tensor([3, 0])], I[torch.arange(4) > 1], I[torch.tensor(2)]]
+    + [I[1, 0], I[:, 1], I[...], I[range(2), 1], I[[1, 2], [0, 1]], I[:2, None, :1], I[None, 3]],
+    ids=str,
+)
+def test_rows_of_members_that_differ_are_updated(index):
+    td, want, source = unlike(), unlike(), (unlike() * 0 + 7)[index]
+    want[index] = source.clone()
+    source = source.clone()
+    assert td.update_at_(source, index) is td and sound(td)
+    for mine, theirs in zip(td.tensordicts, want.tensordicts, strict=True):
+        assert (mine == theirs).all() and list(mine.keys()) == list(theirs.keys())
+    td, before = unlike(), unlike()
+    with pytest.raises(KeyError, match="q"):
+        td.update_at_(source.replace({"q": torch.ones(source.batch_size)}), index)
+    for mine, theirs in zip(td.tensordicts, before.tensordicts, strict=True):
+        assert (mine == theirs).all()
+
+
+def test_rows_of_entries_that_not_all_members_have():
+    td = unlike()
+    td.update_at_({"only1": torch.full((1, 2), 7.0)}, I[1:2, :2])
+    assert (td[1]["only1"][:2] == 7).all() and (td[1]["only1"][2:] != 7).all()
+    with pytest.raises(KeyError, match="only1"):
+        td.update_at_({"only1": torch.zeros(2, 3)}, I[1:3])
+    assert (td[1]["only1"][:2] == 7).all()
+
+
 def test_new_levels_below_levels_that_not_all_have():
     one, two = TensorDict(a=dict(b=1)), TensorDict(a=dict(b=1, n=dict(c=2)))
     td = lazy_stack([one, two])

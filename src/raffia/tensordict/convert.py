@@ -22,7 +22,6 @@ CastFilter = Callable[[tuple[str, ...], Tensor], bool]
 if TYPE_CHECKING:
     Owner = TypeVar("Owner")  # the class of the container that is cast
     Cast = TypeVar("Cast", covariant=True)
-    from raffia.tensordict.tensordict import TensorDict
 
     class BoundCaster(Protocol[Cast]):
         """`float`, `half` and its like, of a container."""
@@ -378,7 +377,7 @@ def record_stream(td: Container, stream: Any) -> Container:
     return td
 
 
-def data_ptr(td: Any, *, storage: bool = False) -> TensorDict:
+def data_ptr(td: Any, *, storage: bool = False) -> Node:
     """A container of the addresses of all entries as integers; `storage`: of their storages.
 
     It has no batch dimensions. The members of a lazy stack are nested in it as "0", "1", ...
@@ -401,7 +400,7 @@ def data_ptr(td: Any, *, storage: bool = False) -> TensorDict:
                 out[name] = nested
         return out
 
-    out: TensorDict = kinds.TensorDict(addresses(td), device="cpu")
+    out: Node = kinds.TensorDict(addresses(td), device="cpu")
     return out
 
 

@@ -198,11 +198,22 @@ def _broadcast(td: Any, value: Any, size: torch.Size, idx: Any) -> Any:
 
 def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
     """Write into the rows `idx`, which are normalised, of the members of a lazy stack."""
+    if isinstance(value, Tensor) and value.dim() and not _has_false(idx):
+        value = _like_tensor(td._index(idx, max(ndim, td.stack_dim + 1), None), value)
+    for at, rest, part in parts_of_rows(td, idx, value, ndim):
+        old = td.tensordicts[at]
+        replaced = old._set_index(rest, part, max(ndim - 1, td.stack_dim))
+        if replaced is not None:
+            td.tensordicts[at] = replaced
+            if td._own_lock:
+                lock.relink(td, old, replaced)
+
+
+def parts_of_rows(td: Any, idx: Any, value: Any, ndim: int) -> list[tuple[int, Any, Any]]:
+    """Members that the rows `idx` reach: number, index into the member, part of `value` for it."""
     if idx.__class__ is not slice and _has_false(idx):
-        return
+        return []
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
-    if isinstance(value, Tensor) and value.dim():
-        value = _like_tensor(td._index(idx, ndim, None), value)
     if not isinstance(value, Node) or not plan.sizes:
         parts: Sequence[Any] = [value] * len(plan.rows)
     elif len(plan.sizes) == 1:
@@ -212,15 +223,10 @@ def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
         parts = [value._index((*lead, *cell), len(value._batch_size), None) for cell in cells]
     if plan.sizes and plan.spare is not None and isinstance(value, Node):
         parts = [part.unsqueeze(plan.spare) for part in parts]
-    for (at, rest), part in zip(plan.rows, parts, strict=True):
+    for at, rest in plan.rows:
         if not -len(td.tensordicts) <= at < len(td.tensordicts):
             row(td, at, rest, ndim)  # raises
-        old = td.tensordicts[at]
-        replaced = old._set_index(rest, part, ndim - 1)
-        if replaced is not None:
-            td.tensordicts[at] = replaced
-            if td._own_lock:
-                lock.relink(td, old, replaced)
+    return [(at, rest, part) for (at, rest), part in zip(plan.rows, parts, strict=True)]
 
 
 def _like_tensor(rows: Any, tensor: Tensor) -> Any:

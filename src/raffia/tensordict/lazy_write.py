@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import atomic, build, entries, lazy_rows, updates
+from raffia.tensordict import atomic, build, entries, index, lazy_rows, updates
 from raffia.tensordict.keys import (
     NestedKey,
     missing,
@@ -479,7 +479,34 @@ class LazyWrites(LazyKeys):
             if members.batch_size == input_dict_or_td.batch_size:
                 members.update_(input_dict_or_td, clone, **o)
                 return self
-        return updates.update_at_(self, input_dict_or_td, idx, clone, **o)
+        source = updates.merged(input_dict_or_td, {})
+        if not self._is_data() and self._differs_by_member(source):
+            return self._update_members_at(source, idx, clone, **o)
+        return updates.update_at_(self, source, idx, clone, **o)
+
+    def _differs_by_member(self, source: Any) -> bool:
+        """Whether entries can't be written through stacked ones: not all members have them."""
+        if isinstance(source, LazyWrites):
+            return not source._is_data()
+        return not all([entries.contains(self, key) for key, _ in updates.pairs_of(source)])
+
+    def _update_members_at(self, source: Any, idx: Any, clone: bool, **o: Any) -> Self:
+        """`update_at_` member by member; nothing is written if an entry can't be."""
+        at = index.normalise(idx, self._batch_size)
+        size = index.indexed_size(self._batch_size, at)
+        if not isinstance(source, Node):
+            source = TensorDict(source, batch_size=size, device=self._device)
+        if source._batch_size != size:
+            return updates.update_at_(self, source, idx, clone, **o)
+        rows = [
+            (self.tensordicts[number], rest, updates.restricted(part, o.get("keys_to_update")))
+            for number, rest, part in lazy_rows.parts_of_rows(self, at, source, self.ndim)
+        ]
+        for member, rest, part in rows:
+            updates.check_writes(member, updates.pairs_of(part), (rest,))
+        for member, rest, part in rows:
+            member.update_at_(part, rest, clone, non_blocking=o.get("non_blocking", False))
+        return self
 
     # -- members
 
