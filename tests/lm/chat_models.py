@@ -38,7 +38,7 @@ TEXTS = ["well, thanks so so be brief system user assistant question answer how 
 
 
 def write_tokenizer(folder, kind):
-    """A byte-level one, or for Llama 2 one by "▁", with a template; None: without."""
+    """A byte-level tokenizer, or for Llama 2 a "▁" one, with a template; None: without."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 

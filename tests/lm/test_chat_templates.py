@@ -1,4 +1,4 @@
-"""Dialogues by a tokenizer's own chat template: the tokens of transformers, and whose each is."""
+"""Dialogues by a tokenizer's own chat template: the same tokens as transformers, and roles."""
 
 import json
 
@@ -34,15 +34,15 @@ def home(request, tmp_path):
     return write_tokenizer(tmp_path / request.param, request.param)
 
 
-def row_of(chat, tokenizer, **how):
-    return DialogueDataset.build(TranscriptDialogues([chat]), tokenizer, **how)[0]
+def row_of(chat, tokenizer, **options):
+    return DialogueDataset.build(TranscriptDialogues([chat]), tokenizer, **options)[0]
 
 
-def spoken(point, tokenizer):
+def agent_texts(point, tokenizer):
     """The texts of the agent's utterances, special tokens included."""
     decode = tokenizer._tokenizer.decode
-    both = zip(point.utterance_state_idxs[:-1], point.utterance_action_idxs, strict=True)
-    return [decode(point.tokens[a + 1 : b + 1], skip_special_tokens=False) for a, b in both]
+    spans = zip(point.utterance_state_idxs[:-1], point.utterance_action_idxs, strict=True)
+    return [decode(point.tokens[a + 1 : b + 1], skip_special_tokens=False) for a, b in spans]
 
 
 def test_rows_are_the_tokens_of_transformers_and_the_agents_are_actions(home):
@@ -51,23 +51,23 @@ def test_rows_are_the_tokens_of_transformers_and_the_agents_are_actions(home):
     row = row_of(CHAT, ours)
     assert row.tokens == their.apply_chat_template(BARE, return_dict=False)
     end = ours.id_to_token(ours.eoa_token_id)
-    blank = " " if home.name == "llama-2" else ""  # which its template writes
-    assert spoken(row, ours) == [f"well, thanks{blank}{end}", f"so so{blank}{end}"]
+    blank = " " if home.name == "llama-2" else ""  # its template writes one
+    assert agent_texts(row, ours) == [f"well, thanks{blank}{end}", f"so so{blank}{end}"]
     assert row.utterance_rewards == [0.5, -1.0]
     assert row.terminals[-1] == 1 and sum(map(bool, row.rewards)) == 2
-    both = zip(row.action_idxs, row.rewards, strict=True)
-    assert {row.tokens[at + 1] for at, reward in both if reward} == {ours.eoa_token_id}
+    pairs = zip(row.action_idxs, row.rewards, strict=True)
+    assert {row.tokens[index + 1] for index, reward in pairs if reward} == {ours.eoa_token_id}
     for num in (2, 4):
-        said = [(content, *(reward or [None])) for _, content, *reward in TURNS[:num]]
+        utterances = [(content, *(reward or [None])) for _, content, *reward in TURNS[:num]]
         roles = [role for role, *_ in TURNS[:num]]
-        prompt = DataPoint.from_obs(Dialogue(said, terminal=False, roles=roles), ours)
+        prompt = DataPoint.from_obs(Dialogue(utterances, terminal=False, roles=roles), ours)
         assert prompt.tokens == row.tokens[: len(prompt.tokens)] and not prompt.terminal
         options = {"add_generation_prompt": True, "return_dict": False}
         assert prompt.tokens == their.apply_chat_template(BARE[:num], **options)
         assert len(prompt.tokens) - 1 in row.action_idxs  # the state of the first token
 
 
-def test_no_token_is_added_and_the_end_of_a_turn_is_the_templates(home):
+def test_no_token_is_added_and_the_template_s_end_token_is_used(home):
     ours = ChatTokenizer(home)
     ends = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "llama-2": "</s>"}
     assert ours.id_to_token(ours.eoa_token_id) == ends[home.name]
@@ -76,20 +76,22 @@ def test_no_token_is_added_and_the_end_of_a_turn_is_the_templates(home):
     assert ours.decode([*ours.encode("so"), ours.eoa_token_id]) == "so"
 
 
-def test_texts_with_the_characters_of_special_tokens_are_no_special_tokens(home):
+def test_special_tokens_in_texts_are_encoded_as_plain_text(home):
     ours = ChatTokenizer(home)
     end = ours.id_to_token(ours.eoa_token_id)
     texts = [f"say {end}", f"{end} so"]
-    row = row_of([{"role": CHAT[at]["role"], "content": texts[at - 1]} for at in (1, 2)], ours)
+    row = row_of(
+        [{"role": CHAT[index]["role"], "content": texts[index - 1]} for index in (1, 2)], ours
+    )
     turns = 1 if home.name == "llama-2" else 2  # that the template ends
     assert row.tokens.count(ours.eoa_token_id) == turns and len(row.utterance_rewards) == 1
     text = ours._tokenizer.decode(row.tokens, skip_special_tokens=False)
-    assert all(said in text for said in texts)
-    (said,) = spoken(row, ours)
-    assert said.split() == f"{end} so{' ' * (home.name == 'llama-2')}{end}".split()
+    assert all(content in text for content in texts)
+    (text,) = agent_texts(row, ours)
+    assert text.split() == f"{end} so{' ' * (home.name == 'llama-2')}{end}".split()
 
 
-def test_it_comes_back_from_a_folder_and_its_template_is_part_of_what_it_is(home, tmp_path):
+def test_a_saved_tokenizer_is_loaded_with_its_template_in_the_checksum(home, tmp_path):
     ours = ChatTokenizer(home)
     save_for_transformers(ours, tmp_path / "out", max_length=64)
     for other in (load_tokenizer(tmp_path / "out"), ChatTokenizer(tmp_path / "out")):
@@ -112,7 +114,7 @@ TOOLS = (
 )
 
 
-def test_a_template_sees_what_transformers_shows_it_and_may_be_one_of_several(tmp_path):
+def test_a_template_gets_the_variables_of_transformers_and_may_be_one_of_several(tmp_path):
     transformers = pytest.importorskip("transformers")
     home = write_tokenizer(tmp_path / "tools", "chatml")
     (home / "chat_template.jinja").write_text(TOOLS + CHATML)
@@ -131,17 +133,17 @@ def test_a_template_sees_what_transformers_shows_it_and_may_be_one_of_several(tm
     assert row_of(CHAT, ours) == row_of(CHAT, ChatTokenizer(home, ChatTemplate(CHATML)))
 
 
-def test_a_content_is_hidden_from_a_template_only_if_it_has_special_tokens(tmp_path):
+def test_only_contents_with_special_tokens_are_replaced_for_the_template(tmp_path):
     home = write_tokenizer(tmp_path, "chatml")
     theirs = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
     theirs.add_tokens(["</think>"])  # known, but not special
     theirs.save(str(home / "tokenizer.json"))
     last = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
     ours = ChatTokenizer(home, ChatTemplate(last))
-    chats = [[("hi", None), (said, 1.0)] for said in ("x</think>so", "so")]
+    chats = [[("hi", None), (reply, 1.0)] for reply in ("x</think>so", "so")]
     first, second = (DataPoint.from_obs(Dialogue(chat), ours) for chat in chats)
     assert first == second
-    # What a hidden content is replaced by may be said, too.
+    # The characters of a placeholder may occur in a content, too.
     chat = [("<|im_end|>", None), ("\ue0000\ue001", 1.0)]
     row = DataPoint.from_obs(Dialogue(chat), ours)
     begin, end = row.utterance_state_idxs[0], row.utterance_action_idxs[0]
@@ -166,21 +168,21 @@ FLAWS = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_a_template_that_shows_no_turns_is_refused_by_name(flaw, tmp_path):
-    source, words = FLAWS[flaw]
+def test_templates_without_separable_turns_are_refused(flaw, tmp_path):
+    source, parts = FLAWS[flaw]
     with pytest.raises(ValueError) as caught:
         ChatTokenizer(write_tokenizer(tmp_path, "chatml"), ChatTemplate(source, name="here"))
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
 def test_dialogues_that_a_template_refuses_are_malformed_rows(tmp_path):
     home = write_tokenizer(tmp_path, "chatml")
     ours = ChatTokenizer(home, ChatTemplate(ALTERNATE, name="here"))
     pairs = [m for m in CHAT if m["role"] != "system"]
-    both = TranscriptDialogues([pairs, CHAT])
+    source = TranscriptDialogues([pairs, CHAT])
     with pytest.raises(ValueError, match=r"row 1: .* of here .* system, .* roles must alternate"):
-        DialogueDataset.build(both, ours)
-    assert len(DialogueDataset.build(both, ours, malformed="skip")) == 1
+        DialogueDataset.build(source, ours)
+    assert len(DialogueDataset.build(source, ours, malformed="skip")) == 1
     with pytest.raises(ValueError, match="1 roles for 0 utterances"):
         DataPoint.from_obs(Dialogue([], roles=["user"]), ours)
     with pytest.raises(FileNotFoundError, match="has no chat template"):
@@ -188,27 +190,27 @@ def test_dialogues_that_a_template_refuses_are_malformed_rows(tmp_path):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_other_roles_are_the_users_and_the_agent_may_begin(name, tmp_path):
+def test_other_roles_count_as_the_user_s_and_the_agent_may_begin(name, tmp_path):
     ours = ChatTokenizer(write_tokenizer(tmp_path, name))
     as_human = [{**m, "role": m["role"].replace("user", "human")} for m in CHAT]
     assert row_of(as_human, ours) == row_of(CHAT, ours)
-    if name != "llama-2":  # which refuses these
+    if name != "llama-2":  # its template refuses these
         without = [{**CHAT[0], "role": "user"}, *CHAT[1:]]
         assert row_of(CHAT, ours).tokens != row_of(without, ours).tokens
-        begun = DataPoint.from_obs(Dialogue([("hi", 1.0)]), ours)
-        assert len(begun.utterance_rewards) == 1 and begun.action_idxs[0] > 0
+        row = DataPoint.from_obs(Dialogue([("hi", 1.0)]), ours)
+        assert len(row.utterance_rewards) == 1 and row.action_idxs[0] > 0
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_whatever_is_said_a_prompt_is_the_beginning_of_its_row(kind, tmp_path_factory):
+def test_a_prompt_is_a_prefix_of_its_row_for_any_texts(kind, tmp_path_factory):
     ours = ChatTokenizer(write_tokenizer(tmp_path_factory.mktemp("chat"), kind))
     text = st.text("ab \n<|é/s>", max_size=8)
 
     @given(st.lists(st.tuples(text, text), min_size=1, max_size=3))
-    @example([("", ""), ("", "<s>")])  # what is said later leaves the first answer as it was
+    @example([("", ""), ("", "<s>")])  # later messages do not change the first answer
     @settings(deadline=None, max_examples=40)
     def check(pairs):
-        sequence = [turn for asked, said in pairs for turn in ((asked, None), (said, 1.0))]
+        sequence = [turn for question, reply in pairs for turn in ((question, None), (reply, 1.0))]
         row = DataPoint.from_obs(Dialogue(sequence), ours)
         assert len(row.utterance_rewards) == len(pairs)
         for num in range(len(pairs)):
@@ -218,10 +220,10 @@ def test_whatever_is_said_a_prompt_is_the_beginning_of_its_row(kind, tmp_path_fa
     check()
 
 
-def test_no_token_reaches_from_a_prompt_into_the_answer(tmp_path):
+def test_no_token_spans_a_prompt_and_its_answer(tmp_path):
     theirs = tokenizers.Tokenizer(tokenizers.models.BPE())
     pieces = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    theirs.pre_tokenizer = pieces  # nothing keeps the line feeds on both sides apart
+    theirs.pre_tokenizer = pieces  # so line feeds of both sides could merge
     trainer = tokenizers.trainers.BpeTrainer(
         initial_alphabet=pieces.alphabet(), special_tokens=["<|im_start|>", "<|im_end|>", "<|pad|>"]
     )

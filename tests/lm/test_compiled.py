@@ -27,21 +27,23 @@ def make_model(**more):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 5])
 @torch.no_grad()
-def test_steps_are_the_models(rows, bias):
+def test_compiled_steps_equal_the_model_s(rows, bias):
     model = make_model(bias=bias, dim_feedfwd=96)
-    for parameter in model.parameters():  # biases and gains of their own
+    for parameter in model.parameters():  # biases and gains that differ
         parameter += 0.05 * torch.randn_like(parameter)
     compiled, tokens = CompiledLM.of(model), torch.randint(13, (rows, 20))
-    one, other = model.new_cache(rows), model.new_cache(rows)
+    cache, expected_cache = model.new_cache(rows), model.new_cache(rows)
     for column in range(20):
-        found = compiled.read(tokens[:, column], one)
-        assert_close(found, model(tokens[:, column : column + 1], cache=other)[:, 0], **NEAR)
-    assert_close(one.keys(1), other.keys(1), **NEAR)
-    assert_close(one.values(1), other.values(1), **NEAR)
-    model.h[0].fc.weight.mul_(3.0)  # weights are read where they lie
-    fresh, again = model.new_cache(1), model.new_cache(1)
+        found = compiled.read(tokens[:, column], cache)
+        assert_close(
+            found, model(tokens[:, column : column + 1], cache=expected_cache)[:, 0], **NEAR
+        )
+    assert_close(cache.keys(1), expected_cache.keys(1), **NEAR)
+    assert_close(cache.values(1), expected_cache.values(1), **NEAR)
+    model.h[0].fc.weight.mul_(3.0)  # weights are read in place
+    empty, other = model.new_cache(1), model.new_cache(1)
     token = torch.tensor([3])
-    assert_close(compiled.read(token, fresh), model(token[None], cache=again)[:, 0], **NEAR)
+    assert_close(compiled.read(token, empty), model(token[None], cache=other)[:, 0], **NEAR)
 
 
 @torch.no_grad()
@@ -52,23 +54,23 @@ def test_padding_at_the_left_and_other_rows_change_nothing():
     mask = torch.arange(5) >= padding[:, None]
     cache = model.new_cache(3)
     model(tokens[:, :5], mask, cache=cache)
-    together = [compiled.read(tokens[:, column], cache, padding) for column in range(5, 9)]
+    batched = [compiled.read(tokens[:, column], cache, padding) for column in range(5, 9)]
     for row, columns in enumerate(padding.tolist()):
         alone = model.new_cache(1)
         model(tokens[row : row + 1, columns:5], cache=alone)
         for column in range(5, 9):
             found = compiled.read(tokens[row : row + 1, column], alone)
-            assert_close(together[column - 5][row : row + 1], found, **NEAR)
+            assert_close(batched[column - 5][row : row + 1], found, **NEAR)
 
 
 @torch.no_grad()
-def test_a_row_is_the_same_to_the_bit_beside_any_others():
+def test_a_row_has_the_same_bits_whatever_the_other_rows():
     model = make_model()
     compiled, tokens = CompiledLM.of(model), torch.randint(13, (6, 8))
     cache, alone = model.new_cache(6), model.new_cache(1)
     for column in range(8):
-        together = compiled.read(tokens[:, column], cache)
-        assert torch.equal(compiled.read(tokens[4:5, column], alone)[0], together[4])
+        batched = compiled.read(tokens[:, column], cache)
+        assert torch.equal(compiled.read(tokens[4:5, column], alone)[0], batched[4])
 
 
 @torch.no_grad()
@@ -94,9 +96,9 @@ def test_bad_calls_are_refused_and_change_nothing():
         torch.nn.Linear(2, 2),
     ],
 )
-def test_others_are_left_to_torch(model):
+def test_other_models_are_left_to_torch(model):
     assert not compiles(model) and CompiledLM.of(model) is None
-    model = make_model()  # one of whose layers is of another kind
+    model = make_model()  # with a layer of another kind
     fc = torch.nn.Sequential(model.h[1].fc)
     fc.out_features, fc.weight, fc.bias = 256, fc[0].weight, fc[0].bias
     model.h[1].fc = fc
@@ -117,19 +119,19 @@ def test_gelu_and_its_derivative_are_torchs():
     x = (3 * torch.randn(64, 128)).requires_grad_()
     grad = torch.randn(64, 128)
     theirs = partial(torch_gelu, approximate="tanh")
-    right = theirs(x)
-    assert_close(gelu(x), right, rtol=1e-5, atol=1e-6)
-    (found,), (wanted,) = (torch.autograd.grad(y, x, grad) for y in (gelu(x), right))
-    assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    expected = theirs(x)
+    assert_close(gelu(x), expected, rtol=1e-5, atol=1e-6)
+    (found,), (expected_grad,) = (torch.autograd.grad(y, x, grad) for y in (gelu(x), expected))
+    assert_close(found, expected_grad, rtol=1e-5, atol=1e-5)
 
     def second(function):
         (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(first.sum(), x)[0]
 
     assert_close(second(gelu), second(theirs))
-    far = torch.tensor([math.nan, math.inf, 1e20, -1e4, -100.0, 0.0, 100.0, 1e4]).repeat(512)
-    assert_close(gelu(far), theirs(far), equal_nan=True)
-    # And within transforms, and of other numbers.
+    extreme = torch.tensor([math.nan, math.inf, 1e20, -1e4, -100.0, 0.0, 100.0, 1e4]).repeat(512)
+    assert_close(gelu(extreme), theirs(extreme), equal_nan=True)
+    # Also in transforms, and for other dtypes.
     x = torch.randn(4, 64, 32)
     assert_close(torch.vmap(gelu)(x), gelu(x), rtol=1e-5, atol=1e-6)
     assert gelu(x.double()).dtype == torch.float64
@@ -144,7 +146,7 @@ def test_gelu_and_its_derivative_are_torchs():
         (False, {"positions": "rotary"}),  # by the model itself
     ],
 )
-def test_a_reader_gives_what_the_model_gives(compiled, options):
+def test_a_reader_s_outputs_equal_the_model_s(compiled, options):
     model = make_model(**options)
     reader, cache, tokens = TokenReader(model), model.new_cache(3), torch.randint(13, (3, 6))
     assert reader.compiles(3) is compiled

@@ -1,4 +1,4 @@
-"""Folders with GPT-2's weights: what is read of them gives the logits of transformers."""
+"""Folders with GPT-2's weights: the loaded model gives the logits of transformers."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def change_config(folder, **entries):
     ],
 )
 def test_logits_are_those_of_transformers(tmp_path, options):
-    """Peers' defect: with GPT-2's weights, other logits than GPT-2's."""
+    """A defect of a peer: with GPT-2's weights, other logits than GPT-2's."""
     theirs = their_model(**options)
     theirs.save_pretrained(tmp_path)
     ours = gpt2(tmp_path).eval()
@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers(tmp_path, options):
 
 
 def test_weights_without_the_prefix_and_with_old_masks(folder):
-    """As GPT-2's own folder has them."""
+    """GPT-2's own folder has such weights."""
     before = gpt2(folder).state_dict()
     tensors = {n.removeprefix("transformer."): t for n, t in tensors_of(folder).items()}
     masks = {"h.0.attn.bias": torch.ones(1, 1, 20, 20)}
@@ -101,7 +101,7 @@ def pickled(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "words"),
+    ("change", "kind", "message"),
     [
         (with_config(n_embd=15), ValueError, r"'wte.weight' is \[17, 12\], but according"),
         (with_config(n_layer=3), ValueError, "no tensor 'h.2.ln_1.weight', which a GPT-2 of 3 lay"),
@@ -128,9 +128,9 @@ def pickled(folder):
         (shutil.rmtree, FileNotFoundError, "no folder .*: a model's folder holds"),
     ],
 )
-def test_folders_that_are_no_plain_gpt2_are_refused(folder, change, kind, words):
+def test_folders_of_other_models_and_damaged_ones_are_refused(folder, change, kind, message):
     change(folder)
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=message):
         load_gpt2(folder)
 
 
@@ -176,11 +176,11 @@ def test_a_saved_model_is_one_of_transformers(tmp_path, bias):
     ]
 
 
-def test_weights_that_are_not_what_the_manifest_says_are_damaged(folder):
+def test_weights_that_differ_from_the_manifest_are_damaged(folder):
     write_manifest(folder, [path.name for path in folder.iterdir()])
     assert gpt2(folder) is not None
     data = bytearray((folder / "model.safetensors").read_bytes())
-    data[-2] ^= 1  # of a weight: the length stays
+    data[-2] ^= 1  # in a weight: the length stays
     (folder / "model.safetensors").write_bytes(data)
     with pytest.raises(DamagedFileError, match="model.safetensors: its content is not what"):
         gpt2(folder)

@@ -1,4 +1,4 @@
-"""LoRA: the same function at first, few parameters learnt, and the same function when merged."""
+"""LoRA: the same function at first, few trained parameters, and the same function when merged."""
 
 import copy
 
@@ -40,15 +40,15 @@ def learn(model):
 
 
 @MODELS
-def test_a_model_stays_itself_learns_and_is_merged(make, layers):
+def test_adding_lora_changes_nothing_and_merging_keeps_what_is_learnt(make, layers):
     model = make()
-    before, whole = model(TOKENS), sum(p.numel() for p in model.parameters())
+    before, num_parameters = model(TOKENS), sum(p.numel() for p in model.parameters())
     names = add_lora(model, rank=2, alpha=6.0, layers=layers)
     assert len(names) == 4
     assert torch.equal(model(TOKENS), before)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {f"{name}.{part}" for name in names for part in ("down", "up")}
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) < 0.2 * whole
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) < 0.2 * num_parameters
     fixed = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     learn(model)
     for name, parameter in model.named_parameters():
@@ -63,22 +63,22 @@ def test_a_model_stays_itself_learns_and_is_merged(make, layers):
     assert all(p.requires_grad for p in merged.parameters())
 
 
-def test_the_change_is_the_papers():
+def test_the_update_is_that_of_the_paper():
     layer = LoRA(torch.nn.Linear(3, 5), rank=2, alpha=6.0)
     torch.nn.init.normal_(layer.up)
     x = torch.randn(4, 3)
     assert_close(layer(x), layer.base(x) + 3.0 * x @ layer.down.T @ layer.up.T)
-    layer = LoRA(torch.nn.Linear(3, 5), rank=2, dropout=0.5)  # of the change, in training
+    layer = LoRA(torch.nn.Linear(3, 5), rank=2, dropout=0.5)  # dropout of the update, in training
     torch.nn.init.normal_(layer.up)
     torch.manual_seed(0)
     found = layer(x)
     torch.manual_seed(0)
-    kept = torch.nn.functional.dropout(x, 0.5)
-    assert_close(found, layer.base(x) + 8.0 * kept @ layer.down.T @ layer.up.T)
+    dropped = torch.nn.functional.dropout(x, 0.5)
+    assert_close(found, layer.base(x) + 8.0 * dropped @ layer.down.T @ layer.up.T)
     assert_close(layer.eval()(x), layer.merged()(x))
 
 
-def test_stacked_changes_of_one_model():
+def test_stacked_updates_of_one_model():
     models = [ours(), ours()]
     models[1].load_state_dict(models[0].state_dict())
     for seed, model in enumerate(models):
@@ -99,12 +99,12 @@ def test_stacked_changes_of_one_model():
         assert_close(merge_lora(model)(TOKENS), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_what_cannot_be_changed():
+def test_layers_that_cannot_be_changed_are_refused():
     assert attention_layers(theirs()) == ["c_attn"]
     linear = torch.nn.Linear
     two = torch.nn.Sequential(linear(2, 2), linear(2, 2))
     unknown = r"no linear layer \['q'\]; the linear layers are \['fc', 'out', 'proj', 'qkv'"
-    for call, kind, words in (
+    for call, kind, message in (
         (lambda: attention_layers(two), ValueError, r"name some of \['0', '1'\]"),
         (lambda: add_lora(ours(), layers=["qkv", "q"]), ValueError, unknown),
         (lambda: add_lora(ours(), rank=13), ValueError, "=13 must be in 1..12 .* of size 12 to 36"),
@@ -114,5 +114,5 @@ def test_what_cannot_be_changed():
             "linear layers, but this is a Embedding",
         ),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(kind, match=message):
             call()

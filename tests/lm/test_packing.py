@@ -1,4 +1,4 @@
-"""Rows without their padding, positions as angles, and the cache by itself."""
+"""Packing rows without padding, rotary positions, and the key-value cache."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from raffia.lm.model import check_room
 from raffia.lm.packing import Packing
 
 
-def test_packed_rows_are_real_tokens_in_order_and_come_back():
+def test_packed_rows_are_the_real_tokens_in_order_and_can_be_unpacked():
     x = torch.randn(4, 5, 2)
     packing = Packing.of(LENGTHS, 5)
     real = (torch.arange(5) < LENGTHS[:, None])[..., None]
@@ -22,16 +22,16 @@ def test_packed_rows_are_real_tokens_in_order_and_come_back():
     assert dense.index is None
     assert_close(dense.unpack(dense.pack(x)), x)
     chosen = torch.tensor([2, 5])
-    for some, at in ((packing, ([0, 2], [2, 2])), (dense, ([0, 1], [2, 0]))):
-        found = some.unpack(some.pack(x)[chosen], chosen)
-        assert_close(found[at], x[at])
+    for each, index in ((packing, ([0, 2], [2, 2])), (dense, ([0, 1], [2, 0]))):
+        found = each.unpack(each.pack(x)[chosen], chosen)
+        assert_close(found[index], x[index])
         assert found.count_nonzero() == 4
 
 
 LENGTHS = torch.tensor([3, 0, 4, 1])
 
 
-def test_rows_of_similar_length_are_put_together():
+def test_rows_of_similar_length_are_grouped():
     lengths = torch.tensor([40, 3, 0, 37, 16, 64])
     packing, x = Packing.of(lengths, 70), torch.arange(6 * 70.0).view(6, 70, 1)
     parts = packing.parts(packing.pack(x))
@@ -41,12 +41,12 @@ def test_rows_of_similar_length_are_put_together():
     assert_close(packing.joined(parts), packing.pack(x))
 
 
-def test_turning_is_a_product_of_complex_numbers():
+def test_rotation_is_a_product_of_complex_numbers():
     x, positions = torch.randn(2, 3, 7, 8, dtype=torch.float64), torch.randint(50, (2, 1, 7))
-    turned = rotate(x, rotation(positions, 8, torch.float64))
+    rotated = rotate(x, rotation(positions, 8, torch.float64))
     angle = positions[..., None] / 10000 ** (torch.arange(4.0, dtype=torch.float64) / 4)
-    right = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
-    assert_close(turned, torch.cat([right.real, right.imag], -1))
+    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
+    assert_close(rotated, torch.cat([expected.real, expected.imag], -1))
 
 
 def filled(length=3, rows=4, attended=None):
@@ -58,8 +58,8 @@ def filled(length=3, rows=4, attended=None):
     return cache
 
 
-def test_beams_of_many_steps_are_as_if_all_were_copied():
-    """Only what rows do not have in common is moved; here all is, beside it."""
+def test_reordering_over_many_steps_equals_copying_all():
+    """Only columns that rows do not share are moved; the reference copies all."""
     generator = torch.Generator().manual_seed(0)
     cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=40, head_dim=1)
     rows = torch.randn(2, 1, 3, 1, generator=generator)
@@ -71,7 +71,7 @@ def test_beams_of_many_steps_are_as_if_all_were_copied():
         cache.put(0, new, -new)
         cache.advance(1, None)
         rows = torch.cat([rows, new], 2)
-        if step % 7 == 5:  # some are done, and their places go to others of the same prompt
+        if step % 7 == 5:  # some are done, and their rows go to others of the same prompt
             index = torch.tensor([0, 1, 1, 3, 3, 5])
             cache, rows = cache.select(index), rows[index]
         index = torch.randint(3, (6,), generator=generator) + torch.tensor([0, 0, 0, 3, 3, 3])
@@ -79,13 +79,13 @@ def test_beams_of_many_steps_are_as_if_all_were_copied():
         cache.reorder(index)
         assert torch.equal(cache.keys(0), rows)
         assert torch.equal(cache.values(0), -rows)
-    chosen = cache.select(torch.tensor([1, 0]), start=1)  # a cache of its own
+    chosen = cache.select(torch.tensor([1, 0]), start=1)  # a cache with its own memory
     assert torch.equal(chosen.keys(0), rows[[1, 0], :, 1:])
     chosen.keys(0).zero_()
     assert torch.equal(cache.keys(0), rows)
 
 
-def test_what_is_forgotten_is_written_over():
+def test_columns_behind_the_length_are_overwritten():
     cache = filled(rows=2).expand(2)
     for columns, index in ((2, [1, 1, 3, 2]), (1, [1, 1, 2, 3])):
         cache.length = 3
@@ -104,18 +104,18 @@ def test_rotary_attention_depends_on_distances_alone():
     qkv = torch.randn(2, 6, 3 * 16, generator=generator)
 
     def attended(first):
-        at = torch.arange(first, first + 6)[None]
-        cosine, sine = rotation(at, 8, torch.float32)
+        positions = torch.arange(first, first + 6)[None]
+        cosine, sine = rotation(positions, 8, torch.float32)
         return attend(qkv, View(rotation=(cosine[:, None], sine[:, None])), num_heads=2)
 
     assert_close(attended(40), attended(0), rtol=1e-4, atol=1e-5)
     assert (attended(0) - attend(qkv, View(), num_heads=2)).abs().max() > 0.01
 
 
-def test_what_is_refused():
+def test_wrong_arguments_are_refused():
     cache, zeros = filled(), torch.zeros(4, 1, 1, 2)
     check_room(cache, 4, 2)
-    for call, kind, words in (
+    for call, kind, message in (
         (lambda: check_room(cache, 4, 3), ValueError, r"holds 3 has no room for 3 more.*=6\)"),
         (lambda: check_room(cache, 2, 1), ValueError, r"2 rows of tok.*=4: .*select\(index\)"),
         (lambda: Packing.of(torch.tensor([2, 6]), 5), ValueError, "lengths must be in 0..width"),
@@ -123,5 +123,5 @@ def test_what_is_refused():
         (lambda: Packing.of(torch.tensor([0, 0]), 5), ValueError, "and at least one row"),
         (lambda: cache.put(0, zeros.requires_grad_(), zeros), RuntimeError, r"torch.no_grad\(\)"),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(kind, match=message):
             call()

@@ -1,4 +1,4 @@
-"""Our tokenizers, those of Hugging Face, and what is said when something is missing."""
+"""Our tokenizers, those of Hugging Face, and errors for missing parts."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from raffia.lm.tokenizers.tokenizer import (
 )
 
 
-def test_letters_of_wordle_have_the_published_numbers_and_no_text_is_taken_for_a_special_token():
+def test_wordle_letters_have_the_published_ids_and_no_text_becomes_a_special_token():
     tokenizer = wordle_letter_tokenizer()
     assert tokenizer.encode("abcdefghijklmnopqrstuvwxyz<g><b><y>") == list(range(29))
     assert special_ids(tokenizer) == [29, 30, 31, 32, 33, 34] and tokenizer.num_tokens == 35
@@ -41,7 +41,7 @@ def special_ids(tokenizer):
     return [getattr(tokenizer, f"{role}_token_id") for role in ROLES]
 
 
-KINDS = [  # of each a tokenizer, texts for it, and how a text comes back
+KINDS = [  # a tokenizer, texts for it, and the expected decoded text
     (character_tokenizer(["abc <>/&é"]), st.text("abc <>/&é", max_size=20), str),
     (
         PieceTokenizer(("a", "b", "<", ">", "ab", "<b>", "bab", *SPECIALS)),
@@ -56,13 +56,15 @@ KINDS = [  # of each a tokenizer, texts for it, and how a text comes back
 ]
 
 
-@pytest.mark.parametrize(("tokenizer", "texts", "back"), KINDS, ids=["letters", "pieces", "words"])
-def test_texts_and_saved_tokenizers_come_back(tmp_path, tokenizer, texts, back):
+@pytest.mark.parametrize(
+    ("tokenizer", "texts", "decoded"), KINDS, ids=["letters", "pieces", "words"]
+)
+def test_texts_and_saved_tokenizers_round_trip(tmp_path, tokenizer, texts, decoded):
     @given(texts)
     @settings(deadline=None)
     def check(text):
         ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == back(text)
+        assert tokenizer.decode(ids) == decoded(text)
         assert all(0 <= number < tokenizer.num_tokens for number in ids)
 
     check()
@@ -75,7 +77,7 @@ def test_texts_and_saved_tokenizers_come_back(tmp_path, tokenizer, texts, back):
             tokenizer.id_to_token(number)
 
 
-def test_the_longest_piece_is_taken_and_a_stretch_may_be_unknown():
+def test_the_longest_piece_is_taken_and_unknown_text_is_one_token():
     assert PieceTokenizer(("a", "ab", "abc", "c", *SPECIALS)).encode("abcabac") == [2, 1, 0, 3]
     assert character_tokenizer(["ab"], unknown="<|unk|>").encode("axxbx") == [0, 2, 1, 2]
     assert wordle_letter_tokenizer().decode([33, 2, 29, 0, 30]) == "ca"  # without special tokens
@@ -110,12 +112,12 @@ def test_words_and_rows_of_colors_are_one_token_each():
         (lambda: WordTokenizer.from_texts(["a b"]).encode("a c"), "no token for 'c' in 'a c'"),
     ],
 )
-def test_what_a_tokenizer_cannot_do_is_said(make, complaint):
+def test_errors_name_what_a_tokenizer_lacks(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()
 
 
-def test_folders_that_are_no_tokenizer(tmp_path):
+def test_folders_without_a_tokenizer_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tokenizer.save\(folder\) writes it"):
         load_tokenizer(tmp_path)
     for text in ("{", "[]", '{"kind": "pieces"}', '{"kind": "x", "tokens": [], "unknown": null}'):
@@ -130,7 +132,7 @@ def test_folders_that_are_no_tokenizer(tmp_path):
 
 @pytest.fixture
 def theirs(tmp_path):
-    """A byte-level tokenizer without merges, as small as GPT-2's kind can be; its file."""
+    """The file of a minimal byte-level tokenizer of GPT-2's kind, without merges."""
     tokenizers = pytest.importorskip("tokenizers")
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(letters)}
@@ -170,16 +172,16 @@ def test_special_tokens_of_hugging_face(theirs, tmp_path, monkeypatch):
     names = {"pad": "<|endoftext|>"}
     tokenizer = HFTokenizer(theirs, special_tokens=names, add_missing=True)
     assert tokenizer.pad_token_id == 300
-    for token in ("</a>", "<s>", "<|endoftext|>"):  # no text is taken for one
+    for token in ("</a>", "<s>", "<|endoftext|>"):  # no text becomes one
         ids = tokenizer.encode(f"say {token} now")
         assert not set(ids) & set(special_ids(tokenizer))
         assert tokenizer.decode(ids) == f"say {token} now"
-    for given_names, words in (
+    for given_names, message in (
         (names, "no token </a>"),
         ({"padding": "x"}, "no role 'padding'; the roles are"),
         ({"pad": "</a>"}, "must differ"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             HFTokenizer(theirs, special_tokens=given_names)
     with pytest.raises(FileNotFoundError, match="save_pretrained"):
         HFTokenizer(tmp_path)

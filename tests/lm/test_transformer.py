@@ -1,4 +1,4 @@
-"""The causal language model: its numbers, and that no way of calling it changes them."""
+"""The causal language model: its outputs, and that all ways of calling it agree."""
 
 import json
 from pathlib import Path
@@ -41,14 +41,14 @@ def make(positions="learned", dtype=torch.float64, **options):
     torch.manual_seed(0)
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16, "dropout": 0.0}
     model = CausalLM(11, **(shape | options), positions=positions, dtype=dtype)
-    for parameter in model.parameters():  # biases and norms say something, too
+    for parameter in model.parameters():  # so biases and norms matter, too
         torch.nn.init.normal_(parameter, std=0.4)
     return model.eval()
 
 
 @pytest.fixture(scope="module")
-def known():
-    """The policy of the numeric cases of ILQL: GPT-2's formulas, restated apart in float64."""
+def oracle_model():
+    """The policy of ILQL's numeric cases: GPT-2's formulas, restated independently in float64."""
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "dim_feedfwd": 40, "block_size": 64}
     model = CausalLM(35, **shape, dtype=torch.float64).eval()
     stored = load_file(WEIGHTS)
@@ -57,17 +57,17 @@ def known():
     return model
 
 
-def test_logits_of_any_shape_give_their_weight_a_gradient_of_its_own():
-    """Not a view of another tensor: to such the look-ups' could not be added in place."""
+def test_logits_of_any_shape_give_their_weight_a_gradient_that_is_no_view():
+    """So the embedding's gradient can be added to it in place."""
     model = make()
     weight = model.wte.weight
     for shape in ((12,), (5, 12), (2, 3, 12), (0, 12)):
         hidden = torch.randn(shape, dtype=torch.float64)
-        said = model.logits(hidden)
-        assert_close(said, torch.nn.functional.linear(hidden, weight), **EXACT)
-        assert said.is_contiguous()
-        slope = torch.randn_like(said)
-        (gradient,) = torch.autograd.grad(said, weight, slope)
+        logits = model.logits(hidden)
+        assert_close(logits, torch.nn.functional.linear(hidden, weight), **EXACT)
+        assert logits.is_contiguous()
+        slope = torch.randn_like(logits)
+        (gradient,) = torch.autograd.grad(logits, weight, slope)
         rows = slope.reshape(-1, 11), hidden.reshape(-1, 12)
         assert_close(gradient, rows[0].t() @ rows[1], **EXACT)
         assert gradient._base is None and gradient.is_contiguous()
@@ -76,15 +76,15 @@ def test_logits_of_any_shape_give_their_weight_a_gradient_of_its_own():
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 @torch.no_grad()
-def test_next_tokens_of_a_batch_are_gpt2s(known, left, cached):
+def test_next_tokens_of_a_batch_are_gpt2s(oracle_model, left, cached):
     rows = [torch.tensor(case["tokens"]) for case in ORACLE["prompts"]]
     tokens, mask = padded(rows, left, max(map(len, rows)))
-    hidden = known(tokens, mask, cache=known.new_cache(len(rows)) if cached else None)
+    hidden = oracle_model(tokens, mask, cache=oracle_model.new_cache(len(rows)) if cached else None)
     last = torch.arange(tokens.shape[1]).where(mask, 0).amax(1)
-    logits = known.logits(hidden[torch.arange(len(rows)), last])
+    logits = oracle_model.logits(hidden[torch.arange(len(rows)), last])
     recorded = torch.tensor(ORACLE["logits"], dtype=torch.float64)
-    said = known.logits(known(torch.tensor([ORACLE["tokens"]])))
-    assert_close(said[0, ORACLE["positions"]], recorded, **EXACT)
+    all_logits = oracle_model.logits(oracle_model(torch.tensor([ORACLE["tokens"]])))
+    assert_close(all_logits[0, ORACLE["positions"]], recorded, **EXACT)
     logits[:, ORACLE["pad_token_id"]] = -torch.inf
     expected = [[-torch.inf if x is None else x for x in case["next_log_probs"]]
                 for case in ORACLE["prompts"]]  # fmt: skip
@@ -92,11 +92,11 @@ def test_next_tokens_of_a_batch_are_gpt2s(known, left, cached):
 
 
 @torch.no_grad()
-def test_greedy_continuation_with_a_cache_is_the_known_one(known):
+def test_greedy_continuation_with_a_cache_is_the_recorded_one(oracle_model):
     for case in ORACLE["prompts"]:
-        cache, tokens, found = known.new_cache(1), torch.tensor([case["tokens"]]), []
+        cache, tokens, found = oracle_model.new_cache(1), torch.tensor([case["tokens"]]), []
         for _ in case["greedy"]:
-            logits = known.logits(known(tokens, cache=cache)[:, -1])
+            logits = oracle_model.logits(oracle_model(tokens, cache=cache)[:, -1])
             logits[:, ORACLE["pad_token_id"]] = -torch.inf
             tokens = logits.argmax(-1, keepdim=True)
             found.append(int(tokens))
@@ -104,26 +104,26 @@ def test_greedy_continuation_with_a_cache_is_the_known_one(known):
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_padding_and_what_is_not_wanted_are_left_out_with_their_gradients(positions):
+def test_padding_and_unwanted_positions_have_zero_outputs_and_no_gradients(positions):
     model, (tokens, mask) = make(positions), padded(ROWS, width=9)
     wanted = torch.zeros_like(mask)
     wanted[0, [0, 3]] = wanted[2, 5] = wanted[1, 8] = True  # the last is padding
     chosen, full = wanted & mask, tokens[2:]
-    whole, some = model(tokens, mask), model(tokens, mask, wanted=wanted)
-    assert_close(some[chosen], whole[chosen], **EXACT)
+    dense, some = model(tokens, mask), model(tokens, mask, wanted=wanted)
+    assert_close(some[chosen], dense[chosen], **EXACT)
     assert (some[~chosen] == 0).all()
-    at = torch.arange(9)[None] == 5
-    assert_close(model(full, wanted=at)[at], model(full)[at], **EXACT)
-    plain = model(tokens)  # nothing attends to padding at the right: with no mask it is the same
-    assert (whole[~mask] == 0).all() and (plain[~mask] != 0).any()
+    column = torch.arange(9)[None] == 5
+    assert_close(model(full, wanted=column)[column], model(full)[column], **EXACT)
+    plain = model(tokens)  # without a mask: nothing attends to padding at the right
+    assert (dense[~mask] == 0).all() and (plain[~mask] != 0).any()
     parameters = list(model.parameters())
     gradients = [
         torch.autograd.grad(hidden[chosen].square().sum(), parameters, retain_graph=True)
-        for hidden in (some, whole, plain)
+        for hidden in (some, dense, plain)
     ]
-    for mine, other, third in zip(*gradients, strict=True):
+    for mine, other, unmasked in zip(*gradients, strict=True):
         assert_close(mine, other, **EXACT)
-        assert_close(mine, third, **EXACT)
+        assert_close(mine, unmasked, **EXACT)
 
 
 @pytest.mark.filterwarnings("error")
@@ -131,8 +131,8 @@ def test_stacked_models_are_the_models_one_by_one():
     models, (tokens, mask) = [make(), make()], padded(ROWS)
     models[1].wte.weight.data.mul_(1.5)
     stacked, _ = stack_module_state(models)
-    for given in ((tokens,), (tokens, mask)):
-        found = torch.vmap(lambda p, given=given: functional_call(models[0], p, given))(stacked)
+    for args in ((tokens,), (tokens, mask)):
+        found = torch.vmap(lambda p, args=args: functional_call(models[0], p, args))(stacked)
         for model, hidden in zip(models, found, strict=True):
             assert_close(hidden[mask], model(tokens)[mask], **EXACT)
 
@@ -157,32 +157,32 @@ def test_checkpointing_changes_no_gradient(dropout):
     other = {n: p.detach() * 1.1 for n, p in model.named_parameters()}
 
     def gradients(again):
-        """Of parameters that are put in for the call alone, as a learner does."""
+        """Gradients of parameters that are swapped in for the call, as a learner does."""
         model.gradient_checkpointing = again
         leaves = {n: p.clone().requires_grad_() for n, p in other.items()}
         torch.manual_seed(3)
         hidden = functional_call(model, leaves, (tokens, mask))
         return torch.autograd.grad(hidden.square().sum(), list(leaves.values()))
 
-    for plain, saved in zip(gradients(False), gradients(True), strict=True):
-        assert_close(saved, plain, **EXACT)
+    for plain, recomputed in zip(gradients(False), gradients(True), strict=True):
+        assert_close(recomputed, plain, **EXACT)
 
 
-def test_checkpointing_keeps_less():
+def test_checkpointing_saves_fewer_activations():
     model = make(n_layer=4)
 
-    def kept(again):
+    def num_saved(again):
         sizes = []
         model.gradient_checkpointing = again
-        note = lambda tensor: sizes.append(tensor.numel()) or tensor  # noqa: E731
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        record = lambda tensor: sizes.append(tensor.numel()) or tensor  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
             model(TOKENS.repeat(3, 2))
         return sum(sizes)
 
-    assert kept(True) < 0.5 * kept(False)
+    assert num_saved(True) < 0.5 * num_saved(False)
 
 
-def test_fresh_weights():
+def test_initial_weights():
     model = CausalLM(500, n_layer=8, n_head=2, n_embd=64)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -190,17 +190,17 @@ def test_fresh_weights():
         elif parameter.dim() == 1:
             assert (parameter == 1).all()
         else:
-            right = 0.02 / 4 if name.endswith(("proj.weight", "out.weight")) else 0.02
-            assert 0.9 < float(parameter.detach().std()) / right < 1.1, name
+            expected = 0.02 / 4 if name.endswith(("proj.weight", "out.weight")) else 0.02
+            assert 0.9 < float(parameter.detach().std()) / expected < 1.1, name
 
 
 @torch.no_grad()
-def test_what_is_refused():
+def test_wrong_arguments_are_refused():
     model, zeros, short = make(), torch.zeros, TOKENS[:1].repeat(1, 3)
     full = model.new_cache(1, capacity=40)
     model(short[:, :16], cache=full)
     prefix = {"prefix_embs": zeros(3, 2, 12), "prefix_attn_mask": zeros(3, 1)}
-    for call, words in (
+    for call, message in (
         (lambda: model(TOKENS[0]), r"for a single row pass tokens\[None\]"),
         (lambda: model(TOKENS, zeros(3, 6)), r"attn_mask \[3, 6\] must have the shape of tokens"),
         (
@@ -218,5 +218,5 @@ def test_what_is_refused():
         (lambda: CausalLM(5, positions="absolute"), "e' must be one of 'learned', 'rotary'"),
         (lambda: CausalLM(5, n_head=2, n_embd=6, positions="rotary"), "positions rotate pairs"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()

@@ -1,4 +1,4 @@
-"""Tokenizers as transformers reads them: the same numbers and texts as ours."""
+"""Tokenizers as transformers reads them: the same ids and texts as ours."""
 
 import json
 
@@ -21,10 +21,12 @@ from raffia.lm.tokenizers.tokenizer import (
 from raffia.lm.transformers_files import save_for_transformers
 
 
-def check_of(ours, their, said, roles):
-    """Their chat template writes what a row of ours has."""
-    chat = [{"role": role, "content": text} for role, (text, _) in zip(roles, said, strict=True)]
-    row = DataPoint.from_obs(Dialogue(said, terminal=False), ours).tokens
+def check_of(ours, their, sequence, roles):
+    """Their chat template gives the tokens of our row."""
+    chat = [
+        {"role": role, "content": text} for role, (text, _) in zip(roles, sequence, strict=True)
+    ]
+    row = DataPoint.from_obs(Dialogue(sequence, terminal=False), ours).tokens
     assert their.apply_chat_template(chat, return_dict=False) == row
 
 
@@ -59,7 +61,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """Theirs, of each kind, from what was written of ours."""
+    """Their tokenizer of each kind, loaded from our files."""
     found = {}
     for kind, (ours, _) in KINDS.items():
         folder = tmp_path_factory.mktemp(kind)
@@ -69,7 +71,7 @@ def theirs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_get_the_same_numbers_and_come_back(kind, theirs):
+def test_texts_get_the_same_ids_and_round_trip(kind, theirs):
     ours, texts = KINDS[kind]
     their = theirs[kind]
 
@@ -88,7 +90,7 @@ def test_texts_get_the_same_numbers_and_come_back(kind, theirs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_transformers_reads_it_and_makes_prompts_as_rows_are(kind, tmp_path):
+def test_transformers_loads_it_and_makes_prompts_equal_to_rows(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     ours = KINDS[kind][0]
     save_for_transformers(ours, tmp_path, max_length=16)
@@ -97,8 +99,8 @@ def test_transformers_reads_it_and_makes_prompts_as_rows_are(kind, tmp_path):
     assert their(first).input_ids == ours.encode(first) and len(their) == ours.num_tokens
     marks = [their.bos_token_id, their.eos_token_id, their.pad_token_id, their.model_max_length]
     assert marks == [ours.bos_token_id, ours.eoa_token_id, ours.pad_token_id, 16]
-    asked = [(first, None), (second, 0.0), (first, None)]
-    check_of(ours, their, asked, ("user", "assistant", "user"))
+    sequence = [(first, None), (second, 0.0), (first, None)]
+    check_of(ours, their, sequence, ("user", "assistant", "user"))
     check_of(ours, their, [(second, 1.0)], ("assistant",))
     ids = [0, ours.eoa_token_id, 1]
     assert their.decode(ids, skip_special_tokens=True) == ours.decode(ids)
@@ -118,7 +120,7 @@ def byte_level():
     return theirs
 
 
-def test_one_of_theirs_stays_but_for_marks_that_no_row_had(tmp_path):
+def test_their_tokenizer_is_saved_without_marks_that_no_row_has(tmp_path):
     transformers = pytest.importorskip("transformers")
     byte_level().save(str(tmp_path / "own.json"))
     ours = HFTokenizer(tmp_path / "own.json", add_missing=True)
@@ -127,12 +129,12 @@ def test_one_of_theirs_stays_but_for_marks_that_no_row_had(tmp_path):
     for text in ("hello there", " you é", ""):
         assert their(text).input_ids == ours.encode(text)
         assert their.decode(ours.encode(text)) == text
-    said = [("hello", None), (" there", 0.0), ("you", None)]
-    check_of(ours, their, said, ("user", "assistant", "user"))
+    sequence = [("hello", None), (" there", 0.0), ("you", None)]
+    check_of(ours, their, sequence, ("user", "assistant", "user"))
     assert load_tokenizer(tmp_path / "out").encode("hello") == ours.encode("hello")
 
 
-def test_special_tokens_of_other_names_and_no_template_where_a_text_begins_otherwise(tmp_path):
+def test_other_special_names_and_no_template_where_encoding_depends_on_the_start(tmp_path):
     model = tokenizers.models.WordLevel({"▁hi": 0, "hi": 1, "[PAD]": 2}, unk_token="hi")
     theirs = tokenizers.Tokenizer(model)
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
@@ -145,14 +147,14 @@ def test_special_tokens_of_other_names_and_no_template_where_a_text_begins_other
     assert not (tmp_path / "out" / "chat_template.jinja").exists()
 
 
-def test_what_can_not_be_converted_is_said(tmp_path, theirs):
+def test_tokenizers_that_cannot_be_converted_are_refused(tmp_path, theirs):
     with pytest.raises(Exception, match="Missing"):
         theirs["letters"].encode("A")
-    held = PieceTokenizer(("a", "b</s>", *SPECIALS))
-    for tokenizer, words in (
-        (held, r"cannot be converted.*'b</s>' contains '</s>'"),
+    ambiguous = PieceTokenizer(("a", "b</s>", *SPECIALS))
+    for tokenizer, message in (
+        (ambiguous, r"cannot be converted.*'b</s>' contains '</s>'"),
         (object(), "a object cannot be converted"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             save_for_transformers(tokenizer, tmp_path, max_length=16)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Language models, ours and those of transformers: no way of calling one changes what it says."""
+"""Language models, ours and those of transformers: all ways of calling one give equal outputs."""
 
 import copy
 import functools
@@ -36,7 +36,7 @@ GPT2 = GPT2Config(vocab_size=11, n_layer=2, n_head=2, n_embd=12, n_positions=16)
 LLAMA = LlamaConfig(vocab_size=11, **SMALL, pad_token_id=0)
 
 
-MISTRAL = MistralConfig(vocab_size=11, **SMALL, sliding_window=4)  # of columns; it keeps no others
+MISTRAL = MistralConfig(vocab_size=11, **SMALL, sliding_window=4)  # in columns; it stores no others
 
 
 SIZES = {"hidden_size": 12, "ffn_dim": 20, "word_embed_proj_dim": 12, "pad_token_id": 0}
@@ -74,7 +74,7 @@ def prompted(trunk, left=True):
 def trunk(request):
     torch.manual_seed(0)
     model = TRUNKS[request.param]()
-    for parameter in model.parameters():  # biases and norms say something, too
+    for parameter in model.parameters():  # so biases and norms matter, too
         torch.nn.init.normal_(parameter, std=0.4)
     return model.eval()
 
@@ -89,11 +89,11 @@ ROWS = [row[:n] for row, n in zip(WHOLE, LENGTHS, strict=True)]
 
 
 def padded(rows, left=False, width=7):
-    """Rows of unlike length as one tensor, and its mask."""
+    """Rows of different lengths as one tensor, and its mask."""
     tokens, mask = torch.zeros(2, len(rows), width, dtype=torch.int64)
     for i, row in enumerate(rows):
-        place = slice(width - len(row), None) if left else slice(0, len(row))
-        tokens[i, place], mask[i, place] = row, 1
+        columns = slice(width - len(row), None) if left else slice(0, len(row))
+        tokens[i, columns], mask[i, columns] = row, 1
     return tokens, mask.bool()
 
 
@@ -122,13 +122,13 @@ def in_pieces(trunk, *pieces):
 
 
 def steps_after_prompts(trunk, left, change=lambda cache: cache, rows=(0, 1, 2)):
-    """The cache of these prompts is changed; then these rows go on."""
+    """The cache of the prompts is changed; then these rows are continued."""
     cache, rows = change(prompted(trunk, left)), list(rows)
     found = torch.cat([trunk(step, cache=cache) for step in MORE[rows].split([1, 1, 2], 1)], 1)
     return [(found[i], torch.cat([ROWS[row], MORE[row]])) for i, row in enumerate(rows)]
 
 
-def forgotten(cache):
+def without_columns(cache):
     short = cache.select(torch.tensor([1, 0]), start=2)  # padding that neither has
     assert (cache.length, short.length) == (7, 5)
     return short
@@ -137,7 +137,7 @@ def forgotten(cache):
 def read_again(trunk):
     cache = prompted(trunk)
     trunk(MORE[:, 2:], cache=cache)
-    cache.length = 7  # what came behind is forgotten
+    cache.length = 7  # later columns are dropped
     found = trunk(MORE[:, :1], cache=cache)
     return [(found[i], torch.cat([row, MORE[i, :1]])) for i, row in enumerate(ROWS)]
 
@@ -171,26 +171,26 @@ def a_row_pauses(trunk):
 
 
 def masked_in_the_middle(trunk):
-    """They are as if they had never been there, positions included."""
-    mask, kept = torch.ones_like(WHOLE), [0, 1, 3, 4, 5, 6]
+    """Masked tokens are as if absent, also in the positions."""
+    mask, columns = torch.ones_like(WHOLE), [0, 1, 3, 4, 5, 6]
     mask[:, 2] = 0
-    return zip(trunk(WHOLE, mask)[:, kept], WHOLE[:, kept], strict=True)
+    return zip(trunk(WHOLE, mask)[:, columns], WHOLE[:, columns], strict=True)
 
 
-def behind_a_prefix(trunk, mask=None):
+def after_a_prefix(trunk, mask=None):
     mask = mask and torch.tensor([mask]).expand(3, 2)
     found = trunk(WHOLE[:, 2:], **embs(trunk, WHOLE[:, :2], mask))
     return zip(found, WHOLE if mask is None else WHOLE[:, 1:], strict=True)
 
 
-def behind_a_prefix_padded(trunk):
+def after_a_prefix_padded(trunk):
     tokens, mask = padded(ROWS, True)
     hidden = trunk(tokens, mask, **embs(trunk, MORE[:, :2]))
     rows = [torch.cat([MORE[i, :2], row]) for i, row in enumerate(ROWS)]
     return real(hidden, mask, rows)
 
 
-def behind_a_prefix_cached(trunk):
+def after_a_prefix_cached(trunk):
     cache = trunk.new_cache(3)
     first = trunk(WHOLE[:, 2:4], **embs(trunk, WHOLE[:, :2]), cache=cache)
     found = torch.cat([first, trunk(WHOLE[:, 4:], cache=cache)], 1)
@@ -198,7 +198,7 @@ def behind_a_prefix_cached(trunk):
     return zip(found, WHOLE, strict=True)
 
 
-WAYS = {  # each gives pairs of what a way of calling says of the last tokens of a row, and the row
+WAYS = {  # each gives pairs: the outputs of a way of calling for a row's last tokens, and the row
     "padded at the right": lambda trunk: padding(trunk, False),
     "padded at the left": lambda trunk: padding(trunk, True),
     "padded more than needed": lambda trunk: padding(trunk, False, width=12),
@@ -213,20 +213,22 @@ WAYS = {  # each gives pairs of what a way of calling says of the last tokens of
     "chosen rows": selected(2, 0),
     "rows that trade places": reordered(2, 2, 1),
     "each row twice": expanded,
-    "columns that are left out": lambda trunk: steps_after_prompts(trunk, True, forgotten, (1, 0)),
+    "columns that are left out": lambda trunk: steps_after_prompts(
+        trunk, True, without_columns, (1, 0)
+    ),
     "columns that are forgotten": read_again,
     "a row that pauses": a_row_pauses,
-    "a prefix": behind_a_prefix,
-    "a prefix with a mask": lambda trunk: behind_a_prefix(trunk, [0, 1]),
-    "a prefix and padding": behind_a_prefix_padded,
-    "a prefix and a cache": behind_a_prefix_cached,
+    "a prefix": after_a_prefix,
+    "a prefix with a mask": lambda trunk: after_a_prefix(trunk, [0, 1]),
+    "a prefix and padding": after_a_prefix_padded,
+    "a prefix and a cache": after_a_prefix_cached,
 }
 
 
 NOT_MISTRAL = [name for name in TRUNKS if name != "mistral"]
 
 
-ONLY = {  # our own pause, and a window of columns does not pass over padding
+ONLY = {  # only ours can pause, and a window of columns counts padding
     "a row that pauses": ("learned", "rotary"),
     "masked in the middle": NOT_MISTRAL,
     "after prompts padded at the right": NOT_MISTRAL,
@@ -240,7 +242,7 @@ ONLY = {  # our own pause, and a window of columns does not pass over padding
     indirect=["trunk"],
 )
 @torch.no_grad()
-def test_rows_are_as_each_read_alone(trunk, way):
+def test_rows_have_the_outputs_of_each_alone(trunk, way):
     pairs = list(WAYS[way](trunk))
     assert len(pairs) > 1
     for found, row in pairs:
@@ -249,7 +251,7 @@ def test_rows_are_as_each_read_alone(trunk, way):
 
 
 @torch.no_grad()
-def test_earlier_tokens_are_seen_and_later_ones_are_not(trunk):
+def test_attention_is_causal(trunk):
     other = WHOLE.clone()
     other[:, 4] = other[:, 4] % 10 + 1
     before, after = trunk(WHOLE), trunk(other)
@@ -265,7 +267,7 @@ def test_wrong_tokens_rows_and_columns_are_refused(trunk):
     wrong[1, 3] = 11
     trunk(WHOLE, cache=full)
     unknown = "token 11 is not in the vocabulary, 0 to 10: encode the text with the tokenizer"
-    for call, words in (
+    for call, message in (
         (lambda: trunk(wrong), unknown),
         (lambda: trunk(wrong, wrong > 0), unknown),
         (lambda: trunk(wrong, cache=trunk.new_cache(3)), unknown),
@@ -274,26 +276,26 @@ def test_wrong_tokens_rows_and_columns_are_refused(trunk):
         (lambda: trunk(WHOLE[:2, :1], cache=full), "2 rows of tokens, but the .* batch_size=3"),
         (lambda: trunk(WHOLE[:, :2], cache=full), "8 columns that holds 7 has no room for 2"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()
 
 
-def test_a_prefix_with_positions_of_its_own():
+def test_a_prefix_with_its_own_positions():
     model, gpt = ours("learned").eval(), TRUNKS["gpt2"]().eval()
-    for trunk, places in ((model, model.wpe), (gpt, gpt.model.transformer.wpe)):
-        prefix = embeddings(trunk, WHOLE[:, :2]) + places.weight[:2]
+    for trunk, table in ((model, model.wpe), (gpt, gpt.model.transformer.wpe)):
+        prefix = embeddings(trunk, WHOLE[:, :2]) + table.weight[:2]
         hidden = trunk(WHOLE[:, 2:], prefix_embs=prefix, remove_prefix_position_embs=True)
         assert_close(hidden, trunk(WHOLE)[:, 2:], **EXACT)
-    for kind, words in (
+    for kind, message in (
         ("rotary", "rotary positions are not added to an embedding"),
         ("llama", "LlamaForCausalLM has no position table"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             TRUNKS[kind]()(WHOLE, prefix_embs=prefix, remove_prefix_position_embs=True)
 
 
 class Odd(GPT2LMHeadModel):
-    """One that is other than causal language models are."""
+    """A model that differs from causal language models."""
 
     names = staticmethod(functools.wraps)  # the names of its body's arguments
 
@@ -312,16 +314,16 @@ def test_logits_are_the_models_own_and_padding_is_not_computed(trunk, monkeypatc
     assert_close(trunk.logits(trunk(WHOLE)), trunk.model(WHOLE).logits, **EXACT)
     widths, body = [], trunk._body.forward
 
-    def looked_at(*args, **options):
+    def recording(*args, **options):
         widths.append(options["input_ids"].shape[1])
         return body(*args, **options)
 
-    monkeypatch.setattr(trunk._body, "forward", looked_at)
+    monkeypatch.setattr(trunk._body, "forward", recording)
     assert trunk(*padded(ROWS, width=16)).shape == (3, 16, 12) and widths == [7]
 
 
 @theirs
-def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
+def test_gradient_checkpointing_gives_the_same_gradients(trunk):
     options = {"dtype": torch.float64, "dropout": 0.2}
     config = trunk.model.config.to_dict()
     again = HFTrunk.from_config(config, gradient_checkpointing=True, **options)
@@ -330,7 +332,7 @@ def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
     assert 0.2 in rates and set(rates) <= {0.0, 0.2}
     assert HFTrunk.from_config(config, vocab_size=13).vocab_size == 13
     plain.load_state_dict(trunk.state_dict())
-    for parameter in again.parameters():  # those of the module are not used
+    for parameter in again.parameters():  # the module's own are not used
         torch.nn.init.constant_(parameter, 7.0)
     named = {f"0.{n}": p.detach().requires_grad_() for n, p in plain.named_parameters()}
     found = []
@@ -346,7 +348,7 @@ def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
 
 @theirs
 @torch.no_grad()
-def test_folders_are_read_as_they_were_saved_and_tokens_may_be_added(trunk, tmp_path):
+def test_folders_are_loaded_as_saved_and_tokens_may_be_added(trunk, tmp_path):
     trunk.model.save_pretrained(tmp_path)
     again = HFTrunk.from_folder(tmp_path, dtype=torch.float64)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -364,7 +366,7 @@ def test_folders_are_read_as_they_were_saved_and_tokens_may_be_added(trunk, tmp_
 
 
 class Both(Odd):
-    """Attends to later tokens, and does not name its arguments."""
+    """Attends to later tokens, and its forward has no named arguments."""
 
     names = staticmethod(lambda body: lambda changed: changed)
 
@@ -375,7 +377,7 @@ class Both(Odd):
 
 
 class Forgetful(Odd):
-    """Keeps no tokens."""
+    """Ignores the cache."""
 
     def changed(self, *args, past_key_values=None, **options):
         return self.body(*args, **options)
@@ -389,18 +391,18 @@ class Cooled(GPT2LMHeadModel):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "message"),
     [
         (Both, "Both also attends to later tokens"),
         (Forgetful, "Forgetful cannot read a token behind padding and others"),
         (Cooled, "Cooled changes its logits after the output layer"),
     ],
 )
-def test_models_of_other_kinds_are_refused(kind, words):
+def test_models_of_other_kinds_are_refused(kind, message):
     model = kind(GPT2)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         HFTrunk(model)
 
 

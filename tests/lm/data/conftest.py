@@ -1,4 +1,4 @@
-"""A tokenizer of letters and marks, with the token numbers of the numeric cases."""
+"""A tokenizer of letters and marks, with the token ids of the numeric cases."""
 
 import json
 import re
@@ -47,5 +47,5 @@ def exact_tokenizer():
 
 @pytest.fixture
 def make_tokenizer():
-    """Another one: letters in an order of one's own."""
+    """Makes another tokenizer: the letters in the given order."""
     return lambda letters: LetterTokenizer([*letters, *MARKS])

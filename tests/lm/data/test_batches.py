@@ -1,4 +1,4 @@
-"""Batches: what they hold, in which order they come, which rows are left, what is counted."""
+"""Batches: their entries and order, selected rows, statistics."""
 
 import itertools
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ def test_each_epoch_has_each_row_once(num, size, window):
 
 
 @pytest.mark.parametrize("num", [4000, 4007])  # at 4007 all epochs but one begin within a batch
-def test_rows_of_similar_length_meet(num):
+def test_rows_of_similar_length_share_batches(num):
     lengths = np.random.default_rng(0).integers(2, 200, num)
 
     def padding(window):
@@ -91,8 +91,8 @@ def test_statistics_and_the_rows_with_the_highest_returns(cases):
     assert found.return_quantiles[0.5] == pytest.approx(np.median(returns))
     assert (found.return_quantiles[0.0], found.return_quantiles[1.0]) == (-1.0, 3.0)
     assert "80 (80 finished, 0 cut, 0 left out)" in str(found)
-    for share in (0.05, 0.25, 1.0):
-        best, num = data.best(share), round(80 * share)
+    for fraction in (0.05, 0.25, 1.0):
+        best, num = data.best(fraction), round(80 * fraction)
         assert sorted((p.episode_return for p in best), reverse=True) == returns[:num]
         assert sorted(next(best.batches(0, 0, num))["index"].tolist()) == best.rows.tolist()
     assert len(data.best(0.001)) == 1 and len(data.best(0.5).best(0.5)) == 20
@@ -110,7 +110,7 @@ class Rows(List_RL_Dataset):
         return self.points[index]
 
 
-def test_a_list_of_ones_own():
+def test_a_custom_list_dataset():
     data = Rows([row_of(length, float(length)) for length in (2, 3, 4)])
     first = list(itertools.islice(data.batches(0, 0, 2), 3))
     assert sorted(torch.cat([batch["index"] for batch in first]).tolist()) == [0, 0, 1, 1, 2, 2]
@@ -133,10 +133,10 @@ class Drawn(Iterable_RL_Dataset):
         return row_of(int(torch.randint(2, 9, (), generator=generator)))
 
 
-def test_rows_of_ones_own_are_checked():
+def test_custom_rows_are_checked():
     wrong = DataPoint.from_tokens([1, 9], [], [])
     below = DataPoint.from_tokens([-1], [], [])
-    for call, words in (
+    for call, message in (
         (lambda: Rows([]).collate([wrong]), "token 1 of the row is 9, but the vocabulary has 9"),
         (lambda: Rows([], max_len=4).collate([row_of(5)]), r"row 0 has 5 tok.*point.cut\(4\)"),
         (lambda: stored(row_of(2), below), "row 1: token 0 of the row is -1"),
@@ -151,23 +151,25 @@ def test_rows_of_ones_own_are_checked():
         (lambda: stored(buckets=(8, 32), max_len=16), "is longer than max_len=16, the model's con"),
         (lambda: stored(row_of(2)).best(10), r"fraction=10 must be .* at most 1; best\(0.1\)"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             call()
 
 
 ROLES = ("pad", "bos", "eos", "boa", "eoa", "eod")
-WHOLE = {"num_tokens": 134, "encode": lambda text: list(text.encode("ascii"))}
+COMPLETE = {"num_tokens": 134, "encode": lambda text: list(text.encode("ascii"))}
 
 
-WHOLE |= {f"{role}_token_id": 128 + at for at, role in enumerate(ROLES)}
+COMPLETE |= {f"{role}_token_id": 128 + at for at, role in enumerate(ROLES)}
 
 
-WHOLE |= {"save": lambda folder: None}
+COMPLETE |= {"save": lambda folder: None}
 
 
-def test_a_tokenizer_that_lacks_a_special_token_is_told_what_to_do(tmp_path):
+def test_the_error_for_a_missing_special_token_names_the_fix(tmp_path):
     def build(folder=None, **changes):
-        entries = {name: value for name, value in {**WHOLE, **changes}.items() if value != "none"}
+        entries = {
+            name: value for name, value in {**COMPLETE, **changes}.items() if value != "none"
+        }
         source = ObservationDialogues([Dialogue([("A", None), ("B", 1.0)])])
         return DialogueDataset.build(source, SimpleNamespace(**entries), folder=folder)
 
@@ -179,9 +181,11 @@ def test_a_tokenizer_that_lacks_a_special_token_is_told_what_to_do(tmp_path):
         ("num_tokens", 0, r"no num_tokens.*the largest token id plus one"),
     ]
     for role in ROLES:
-        says = f"tokenizer has no {role}_token_id, the id of the token that (begins|ends|pads)"
-        for value in ("none", None, "</s>", 1.5, True):  # as those of transformers have it
-            refused.append((f"{role}_token_id", value, says + r".*HFTokenizer\(.*add_missing=True"))
-    for name, value, words in refused:
-        with pytest.raises(ValueError, match=words):
+        lacks = f"tokenizer has no {role}_token_id, the id of the token that (begins|ends|pads)"
+        for value in ("none", None, "</s>", 1.5, True):  # as in tokenizers of transformers
+            refused.append(
+                (f"{role}_token_id", value, lacks + r".*HFTokenizer\(.*add_missing=True")
+            )
+    for name, value, message in refused:
+        with pytest.raises(ValueError, match=message):
             build(**{name: value})

@@ -1,4 +1,4 @@
-"""Dialogues as rows of tokens: the numeric cases, what is cut off, what is refused."""
+"""Dialogues as rows of tokens: the numeric cases, cut rows, refused rows."""
 
 import math
 
@@ -27,8 +27,8 @@ def check(point, expected):
 def test_the_numeric_cases(cases, tokenizer):
     for case in cases["datapoints"]:
         reward = ConstantTokenReward(case["token_reward"])
-        found = Dialogue(case["sequence"], case["terminal"])
-        point = DataPoint.from_obs(found, tokenizer, reward, max_len=case["max_len"])
+        dialogue = Dialogue(case["sequence"], case["terminal"])
+        point = DataPoint.from_obs(dialogue, tokenizer, reward, max_len=case["max_len"])
         check(point, case["expect"])
 
 
@@ -52,11 +52,11 @@ class Shouting(SpecifiedTokenReward):
         return [math.nan] * len(tokens)
 
 
-def row_of(tokens, at, rewards):
-    return lambda _: DataPoint.from_tokens(tokens, at, rewards)
+def row_of(tokens, actions, rewards):
+    return lambda _: DataPoint.from_tokens(tokens, actions, rewards)
 
 
-def said(*dialogue, reward=None):
+def row_of_dialogue(*dialogue, reward=None):
     return lambda letters: DataPoint.from_obs(Dialogue(*dialogue), letters, reward)
 
 
@@ -68,22 +68,25 @@ REFUSED = [
     (row_of([1, 5, 3], [0, 0], [0.0, 0.0]), "must be increasing and lie"),
     (row_of([1, 5], [0], [math.nan]), "reward 0 is nan, but rewards must be fin"),
     (lambda _: DataPoint.from_tokens([1], [], []).cut(0), "max_len=0 must be at least 1"),
-    (said([("a", 1.0)], False, reward=Short()), "Short.get_token_reward returned 1 rewards for 3"),
-    (said([("a", 1.0)], False, reward=Shouting({})), "reward 0 is nan"),
-    (said([("a", "1")]), "the reward of utterance 0 is '1', not a number or None"),
-    (said([("a", True)]), "the reward of utterance 0 is True"),
-    (said([("a", None), ("b", math.inf)]), "the reward of utterance 1 is inf"),
-    (said([("a", 10**400)]), "the reward of utterance 0 is 1000.*which is not finite"),
-    (said(["ab"]), "utterance 0 is 'ab'; a sequence must be a list of pairs"),
-    (said([(b"a", None)]), "utterance 0 is"),
-    (said("ab"), "'ab' is not a list of utterances"),
-    (said([], None), "its second value is None, but must be True or False"),
-    (said([("a</a>b", None)]), r"'a</a>b' contains the eoa token \(30\)"),
+    (
+        row_of_dialogue([("a", 1.0)], False, reward=Short()),
+        "Short.get_token_reward returned 1 rewards for 3",
+    ),
+    (row_of_dialogue([("a", 1.0)], False, reward=Shouting({})), "reward 0 is nan"),
+    (row_of_dialogue([("a", "1")]), "the reward of utterance 0 is '1', not a number or None"),
+    (row_of_dialogue([("a", True)]), "the reward of utterance 0 is True"),
+    (row_of_dialogue([("a", None), ("b", math.inf)]), "the reward of utterance 1 is inf"),
+    (row_of_dialogue([("a", 10**400)]), "the reward of utterance 0 is 1000.*which is not finite"),
+    (row_of_dialogue(["ab"]), "utterance 0 is 'ab'; a sequence must be a list of pairs"),
+    (row_of_dialogue([(b"a", None)]), "utterance 0 is"),
+    (row_of_dialogue("ab"), "'ab' is not a list of utterances"),
+    (row_of_dialogue([], None), "its second value is None, but must be True or False"),
+    (row_of_dialogue([("a</a>b", None)]), r"'a</a>b' contains the eoa token \(30\)"),
     (lambda _: SpecifiedTokenReward({"a": 1.0}), "given by token ids; got 'a'"),
 ]
 
 
-def test_what_a_row_refuses(tokenizer):
+def test_invalid_rows_are_refused(tokenizer):
     for call, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             call(tokenizer)

@@ -1,4 +1,4 @@
-"""Rows of files and lists: the four forms, gzip, Parquet, and what is refused with its place."""
+"""Rows of files and lists: the four forms, gzip, Parquet, and errors that name the line."""
 
 import gzip
 import json
@@ -19,8 +19,8 @@ from raffia.lm.data.dialogue import (
 from raffia.lm.data.dialogue_sources import JoinedDialogues
 
 
-def refused(source, tokenizer, kind, words, **options):
-    with pytest.raises(kind, match=words):
+def assert_refused(source, tokenizer, kind, message, **options):
+    with pytest.raises(kind, match=message):
         DialogueDataset.build(source, tokenizer, **options)
 
 
@@ -35,7 +35,7 @@ SHARED = [{"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"
            "value": m["content"], **({"reward": m["reward"]} if "reward" in m else {})}
           for m in MESSAGES]  # fmt: skip
 FORMS = {
-    "as others share them": {"conversations": SHARED},
+    "ShareGPT": {"conversations": SHARED},
     "messages": {"messages": MESSAGES},
     "reward of the row": {
         "messages": [*MESSAGES[:2], {"role": "assistant", "content": "lo"}],
@@ -44,7 +44,7 @@ FORMS = {
     "sequence": {"sequence": SEQUENCE, "terminal": True},
     "utterances": {"utterances": ["be", "hi", "lo"], "rewards": [None, None, 0.5]},
     "tokens": {"tokens": TOKENS, "action_idxs": [6, 7, 8], "rewards": [0, 0, 0.5]},
-    "null is nothing": {"messages": MESSAGES, "reward": None, "terminal": None, "tokens": None},
+    "null is missing": {"messages": MESSAGES, "reward": None, "terminal": None, "tokens": None},
     "more columns": {"messages": MESSAGES, "id": 7, "split": "train"},
 }
 
@@ -56,7 +56,7 @@ def write_lines(path, *rows):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_all_forms_of_a_row_say_the_same(tmp_path, tokenizer, form):
+def test_all_forms_of_a_row_give_the_same_tokens(tmp_path, tokenizer, form):
     path = write_lines(tmp_path / "a.jsonl", FORMS[form])
     data = DialogueDataset.build(read_dialogues(path), tokenizer)
     expected = DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE)]), tokenizer)
@@ -64,15 +64,15 @@ def test_all_forms_of_a_row_say_the_same(tmp_path, tokenizer, form):
     assert data[0].tokens == TOKENS and data[0].episode_return == 0.5
     if form == "messages":
         chats = TranscriptDialogues([MESSAGES, {"messages": MESSAGES, "terminal": False}])
-        whole, open_ended = DialogueDataset.build(chats, tokenizer)
-        assert whole == data[0] and open_ended.tokens == TOKENS[:-1]
+        finished, open_ended = DialogueDataset.build(chats, tokenizer)
+        assert finished == data[0] and open_ended.tokens == TOKENS[:-1]
         row = {"prompt": "be", "response": "lo", "reward": 2.0}
         pair = DialogueDataset.build(TranscriptDialogues([row]), tokenizer)
         expected = ObservationDialogues([Dialogue([("be", None), ("lo", 2.0)])])
         assert pair[0] == DialogueDataset.build(expected, tokenizer)[0]
 
 
-def test_gzip_and_names_of_ones_own(tmp_path, tokenizer):
+def test_gzip_and_custom_names(tmp_path, tokenizer):
     path = tmp_path / "a.jsonl.gz"
     row = {"chat": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]}
     row |= {"messages": 3, "score": -2}
@@ -89,16 +89,16 @@ def test_gzip_and_names_of_ones_own(tmp_path, tokenizer):
         DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
 
 
-def test_a_column_that_no_row_has_is_a_mistake(tmp_path, tokenizer):
-    """Its values would be missing in silence: rewards would all be 0."""
+def test_a_column_that_no_row_has_is_refused(tmp_path, tokenizer):
+    """Otherwise its values would be missing silently: all rewards would be 0."""
     columns = {"scroe": "reward", "note": None}
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     for path, name in zip(paths, ("score", "scroe"), strict=True):
         path.write_text(json.dumps({"prompt": "a", "response": "b", name: 2}) + "\n")
-    one, other = (read_dialogues(path, columns=columns) for path in paths)
+    wrong, right = (read_dialogues(path, columns=columns) for path in paths)
     with pytest.raises(ValueError, match="no row has an entry 'scroe'.* correct its name"):
-        DialogueDataset.build(one, tokenizer)
-    data = DialogueDataset.build(JoinedDialogues([one, other]), tokenizer)
+        DialogueDataset.build(wrong, tokenizer)
+    data = DialogueDataset.build(JoinedDialogues([wrong, right]), tokenizer)
     assert [point.episode_return for point in data] == [0.0, 2.0]
 
 
@@ -193,13 +193,13 @@ def test_a_file_that_is_one_list(tmp_path, tokenizer, ending):
     path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
     data = DialogueDataset.build(read_dialogues(path), tokenizer)
     assert [point.tokens for point in data] == [TOKENS] * 3
-    for content, words in (
+    for content, message in (
         (json.dumps([FORMS["messages"], 7]).encode(), "row 1: 7 must be an object"),
         (b'[{"messages": ', "begins like a list, but is not JSON"),
         (b'["\xff"]', "byte 3: it is not UTF-8"),
     ):
         path.write_bytes(content)
-        refused(read_dialogues(path), tokenizer, MalformedDataError, words)
+        assert_refused(read_dialogues(path), tokenizer, MalformedDataError, message)
     path.write_text(json.dumps([FORMS["messages"], 7]))
     assert len(DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")) == 1
     path.write_text("[1, 2, 3, 4]")
@@ -208,44 +208,44 @@ def test_a_file_that_is_one_list(tmp_path, tokenizer, ending):
 
 
 def test_a_line_or_a_row_that_is_too_long(tmp_path, tokenizer):
-    """A line is passed over whole; a row may be cut."""
+    """A long line is skipped as a whole; a long row may be cut."""
     long = json.dumps({"sequence": [["a" * 3_000_000, None]]})
     path = write_lines(tmp_path / "a.jsonl", FORMS["sequence"], long, FORMS["sequence"])
     source, error = JsonLineDialogues(path, max_line_bytes=1000), MalformedDataError
-    refused(source, tokenizer, error, "line 2: it is longer than 1000 bytes")
+    assert_refused(source, tokenizer, error, "line 2: it is longer than 1000 bytes")
     data = DialogueDataset.build(source, tokenizer, malformed="skip")
     assert len(data) == 2 and data.statistics().num_skipped == 1
     path = write_lines(tmp_path / "b.jsonl", {"sequence": [["a", 1.0]]}, FORMS["sequence"])
-    source, words = read_dialogues(path), "line 2: it has 11 tokens, more than the 8 of"
-    refused(source, tokenizer, error, words, max_len=8)
+    source, message = read_dialogues(path), "line 2: it has 11 tokens, more than the 8 of"
+    assert_refused(source, tokenizer, error, message, max_len=8)
     cut = DialogueDataset.build(source, tokenizer, max_len=8, too_long="cut")
     assert cut[1].tokens == TOKENS[:8] and cut[1].terminals == [0, 0]
     assert cut.statistics().num_cut == 1
     assert cut.statistics().mean_return == 0.75, "the return is that of the whole row"
-    left = DialogueDataset.build(source, tokenizer, max_len=8, too_long="skip")
-    assert len(left) == 1 and left.statistics().num_skipped == 1
+    skipped = DialogueDataset.build(source, tokenizer, max_len=8, too_long="skip")
+    assert len(skipped) == 1 and skipped.statistics().num_skipped == 1
 
 
-def test_no_rows_at_all(tmp_path, tokenizer):
+def test_sources_without_rows_and_other_objects_are_refused(tmp_path, tokenizer):
     path = write_lines(tmp_path / "a.jsonl", "no")
-    words = "no row is left to learn from: all 1 were skipped, the first"
-    refused(read_dialogues(path), tokenizer, ValueError, words, malformed="skip")
+    message = "no row is left to learn from: all 1 were skipped, the first"
+    assert_refused(read_dialogues(path), tokenizer, ValueError, message, malformed="skip")
     path.write_text("")
     empty, hi = read_dialogues(path), [Dialogue([("hi", None)], True)]
-    source = r"not a source of dialogues: pass read_dialogues\(path\)"
+    not_a_source = r"not a source of dialogues: pass read_dialogues\(path\)"
     mixed = ObservationDialogues([Dialogue(SEQUENCE), "no"])
-    refused(empty, tokenizer, ValueError, "no rows to learn from: the source is empty")
-    refused(empty, tokenizer, ValueError, "='shorten' must be one of", too_long="shorten")
-    refused("chats.jsonl", tokenizer, TypeError, source)
-    refused(hi, tokenizer, TypeError, source)
-    refused(mixed, tokenizer, MalformedDataError, r"row 1: a str has no to_sequence\(\)")
+    assert_refused(empty, tokenizer, ValueError, "no rows to learn from: the source is empty")
+    assert_refused(empty, tokenizer, ValueError, "='shorten' must be one of", too_long="shorten")
+    assert_refused("chats.jsonl", tokenizer, TypeError, not_a_source)
+    assert_refused(hi, tokenizer, TypeError, not_a_source)
+    assert_refused(mixed, tokenizer, MalformedDataError, r"row 1: a str has no to_sequence\(\)")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_dialogues(tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize("name", ["line.json.gz", "list.json.gz", "a.parquet"])
-def test_a_small_file_that_asks_for_a_large_memory_is_refused(tmp_path, tokenizer, name):
-    path, text = tmp_path / name, "A" * 2**25  # which has no token
+def test_a_small_file_that_needs_a_lot_of_memory_is_refused(tmp_path, tokenizer, name):
+    path, text = tmp_path / name, "A" * 2**25  # for which there is no token
     if name == "a.parquet":
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         table = pa.table({"utterances": [[text]], "rewards": [[1.0]]})

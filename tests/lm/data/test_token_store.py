@@ -1,4 +1,4 @@
-"""Tokens in a folder: made once, mapped, made anew when they are out of date or damaged."""
+"""Tokens in a folder: made once, memory-mapped, remade when out of date or damaged."""
 
 import json
 import os
@@ -42,11 +42,11 @@ def build(path, tokenizer, folder=None, **options):
 
 def test_the_folder_holds_the_same_rows(tmp_path, path, tokenizer):
     in_memory = build(path, tokenizer)
-    made = build(path, tokenizer, tmp_path / "store")
+    created = build(path, tokenizer, tmp_path / "store")
     found = build(path, tokenizer, tmp_path / "store")
-    assert in_memory.origin == "memory" and made.origin == "made: there was none"
+    assert in_memory.origin == "memory" and created.origin == "made: there was none"
     assert found.origin == "folder"
-    assert list(in_memory) == list(made) == list(found)
+    assert list(in_memory) == list(created) == list(found)
     for per_token in (True, False):
         ours, theirs = (d.batches(1, 2, 4, per_token=per_token) for d in (in_memory, found))
         for left, right in zip(range(5), range(5), strict=True):
@@ -55,36 +55,34 @@ def test_the_folder_holds_the_same_rows(tmp_path, path, tokenizer):
     assert found.statistics() == in_memory.statistics()
 
 
-def stat_of(folder):
+def names_of(folder):
     return sorted(os.listdir(folder))
 
 
-def test_a_store_is_used_as_long_as_its_source_is_the_same(tmp_path, path, tokenizer):
+def test_a_store_is_used_while_its_source_is_unchanged(tmp_path, path, tokenizer):
     folder = tmp_path / "store"
     build(path, tokenizer, folder)
-    files = stat_of(folder)
+    files = names_of(folder)
     os.utime(path, ns=(1, 1))  # touched or copied: the content is the same
     assert build(path, tokenizer, folder).origin == "folder"
-    assert stat_of(folder) == files
+    assert names_of(folder) == files
     text = path.read_text()
     path.write_text(text.replace("2.25", "2.75"))  # as long as before
     changed = build(path, tokenizer, folder)
     assert changed.origin == "made: the previous one was made from other rows or settings"
-    assert changed[0].episode_return == 2.25 and stat_of(folder) != files
+    assert changed[0].episode_return == 2.25 and names_of(folder) != files
     expected = list(changed)
     write(path, [*ROWS[:1], {"sequence": 3}])
-    for _ in range(2):  # what was left out is remembered
+    for _ in range(2):  # the skipped rows are stored
         few = build(path, tokenizer, folder, malformed="skip")
         assert len(few) == few.statistics().num_skipped == 1
         assert "line 2, 'sequence': 3 is not a list" in few.store.report.reasons[0]
-    assert list(changed) == expected  # an open one outlives its replacement
+    assert list(changed) == expected  # an open store outlives its replacement
     with pytest.raises(FileExistsError, match="this folder holds other files"):
         build(path, tokenizer, path.parent)
 
 
-def test_another_tokenizer_or_setting_makes_the_store_anew(
-    tmp_path, path, tokenizer, make_tokenizer
-):
+def test_another_tokenizer_or_setting_remakes_the_store(tmp_path, path, tokenizer, make_tokenizer):
     folder = tmp_path / "store"
     build(path, tokenizer, folder)
     other = make_tokenizer("zyxwvutsrqponmlkjihgfedcba")
@@ -103,20 +101,20 @@ def test_another_tokenizer_or_setting_makes_the_store_anew(
         assert "too_long" not in options or max(len(row.tokens) for row in found) == 5
     assert build(path, other, folder)[0].tokens != build(path, tokenizer)[0].tokens
     for rows, origin in ((ROWS, "made"), (ROWS, "folder"), (ROWS[:2], "made")):
-        source = TranscriptDialogues(rows)  # a list is known by its content
+        source = TranscriptDialogues(rows)  # a list is identified by its content
         found = DialogueDataset.build(source, tokenizer, folder=tmp_path / "list")
         assert found.origin.startswith(origin)
 
 
 @pytest.mark.parametrize("name", ["rows", "index", "report", "manifest"])
-def test_a_damaged_store_is_made_anew(tmp_path, path, tokenizer, name):
+def test_a_damaged_store_is_remade(tmp_path, path, tokenizer, name):
     folder = tmp_path / "store"
     build(path, tokenizer, folder)
     (file,) = (file for file in folder.iterdir() if file.name.startswith(name))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    if name == "manifest":  # nobody can say whose folder it was
+    if name == "manifest":  # whose folder it was is unknown
         with pytest.raises((DamagedFileError, FileExistsError, ValueError)):
             build(path, tokenizer, folder)
         return
@@ -128,11 +126,11 @@ def test_a_damaged_store_is_made_anew(tmp_path, path, tokenizer, name):
 def test_a_failure_leaves_the_old_store(tmp_path, path, tokenizer):
     folder = tmp_path / "store"
     before = build(path, tokenizer, folder)
-    files = stat_of(folder)
+    files = names_of(folder)
     write(path, [*ROWS, {"sequence": 3}])
     with pytest.raises(ValueError, match="line 4"):
         build(path, tokenizer, folder)
-    assert stat_of(folder) == files
+    assert names_of(folder) == files
     write(path, ROWS)
     assert list(build(path, tokenizer, folder)) == list(before)
 
@@ -148,7 +146,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path, path, token
     assert not os.listdir(tmp_path / "s")
 
 
-def test_killed_at_any_time_the_store_is_whole_or_not_there(tmp_path):
+def test_a_killed_write_leaves_the_previous_store(tmp_path):
     folder = tmp_path / "store"
     point = DataPoint.from_tokens(list(range(9)), [1, 2], [0.5, -0.5])
 
@@ -168,7 +166,7 @@ def test_killed_at_any_time_the_store_is_whole_or_not_there(tmp_path):
     store = TokenStore.open(folder, lambda key: key == {"n": 1})
     assert store is not None and store.point(0) == point
     TokenStore.write(folder, [point, point], key={"n": 3})
-    assert len(stat_of(folder)) == 4, "what the killed process left is still there"
+    assert len(names_of(folder)) == 4, "files of the killed process are left"
 
 
 @pytest.mark.slow
@@ -185,8 +183,8 @@ def test_many_rows(tmp_path):
     store = TokenStore.open(tmp_path / "s", lambda key: True)
     assert len(store) == 5000
     for number in range(0, 5000, 37):
-        found, given = store.point(number), points[number]
-        assert (found.tokens, found.state_idxs) == (given.tokens, given.state_idxs)
-        assert found.rewards == given.rewards
-        assert found.utterance_rewards == pytest.approx(given.utterance_rewards, rel=1e-6)
+        found, expected = store.point(number), points[number]
+        assert (found.tokens, found.state_idxs) == (expected.tokens, expected.state_idxs)
+        assert found.rewards == expected.rewards
+        assert found.utterance_rewards == pytest.approx(expected.utterance_rewards, rel=1e-6)
     assert store.summary.length.tolist() == [len(point.tokens) for point in points]

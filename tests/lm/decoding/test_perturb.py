@@ -1,4 +1,4 @@
-"""The order of operations, worked by hand, and what filters do at their edges."""
+"""The order of operations, computed by hand, and edge cases of the filters."""
 
 import math
 import random
@@ -14,25 +14,27 @@ INF = math.inf
 
 
 def scores(logits, advantage, forbidden=None, **options):
-    given = (logits, advantage, forbidden)
-    rows = [None if x is None else torch.tensor([x], dtype=torch.float64) for x in given]
-    away = None if rows[2] is None else rows[2][0]
-    return perturb(rows[0], rows[1], DecodeConfig(**options), away)[0].exp().tolist()
+    inputs = (logits, advantage, forbidden)
+    rows = [None if x is None else torch.tensor([x], dtype=torch.float64) for x in inputs]
+    mask = None if rows[2] is None else rows[2][0]
+    return perturb(rows[0], rows[1], DecodeConfig(**options), mask)[0].exp().tolist()
 
 
-def test_values_choose_within_the_policys_likeliest_tokens_unless_told_otherwise():
-    """The third token has 4 % of the policy, and whatever the values say of it is noise."""
+def test_values_choose_among_the_policy_s_likeliest_tokens_by_default():
+    """The third token has probability 4 % in the policy, so its value is noise."""
     logits, advantage = [math.log(0.6), math.log(0.36), math.log(0.04)], [0.0, 0.0, 50.0]
     assert scores(logits, advantage, adv_weight=8.0)[2] == 0
     assert scores(logits, advantage, adv_weight=8.0, top_p=0.99)[2] == pytest.approx(1)
     assert scores(logits, advantage, adv_weight=8.0, top_p=1.0)[2] == pytest.approx(1)
     alone = scores(logits, None, include_adv=False)
     assert alone == pytest.approx([0.6, 0.36, 0.04])
-    assert scores(None, advantage, include_logits=False)[2] == pytest.approx(1)  # no policy to ask
+    assert scores(None, advantage, include_logits=False)[2] == pytest.approx(
+        1
+    )  # no policy to filter by
 
 
 @pytest.mark.parametrize(
-    "options, share",
+    "options, top_p",
     [
         ({}, 0.95),
         (dict(adv_weight=0.0), 1.0),
@@ -47,25 +49,25 @@ def test_values_choose_within_the_policys_likeliest_tokens_unless_told_otherwise
         (dict(top_p=1.0), 1.0),
     ],
 )
-def test_the_share_where_nothing_is_said_of_it(options, share):
-    assert DecodeConfig(**options).effective_top_p == share
+def test_the_default_of_top_p(options, top_p):
+    assert DecodeConfig(**options).effective_top_p == top_p
 
 
-def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
+def test_top_p_of_a_large_vocabulary_equals_that_of_all_tokens_sorted():
     torch.manual_seed(0)
-    for scale in (4.0, 0.1):  # a few tokens reach the share; nearly all are needed for it
+    for scale in (4.0, 0.1):  # a few tokens reach top_p; nearly all are needed for it
         logits = scale * torch.randn(3, 3000)
         order = logits.argsort(-1, descending=True)
         before = logits.softmax(-1).gather(-1, order).cumsum(-1).roll(1, -1)
         before[:, 0] = 0
-        wanted = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before <= 0.9)
-        assert torch.equal(keep_top_p(logits, 0.9).isfinite(), wanted)
-        assert 1 < wanted.sum(-1).min() and wanted.sum(-1).max() < 3000
+        expected = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before <= 0.9)
+        assert torch.equal(keep_top_p(logits, 0.9).isfinite(), expected)
+        assert 1 < expected.sum(-1).min() and expected.sum(-1).max() < 3000
     assert torch.equal(keep_top_p(logits, 1.0), logits)
 
 
 @pytest.mark.parametrize(
-    "options, text",
+    "options, message",
     [
         (dict(temperature=0.0), "pass num_beams=1"),
         (dict(temperature=-1.0), "temperature=-1.0 must be above 0"),
@@ -81,13 +83,13 @@ def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
         (dict(policy="puct"), "policy='puct' must be one of 'muzero', 'gumbel'"),
     ],
 )
-def test_what_cannot_be_is_refused(options, text):
+def test_invalid_settings_are_refused(options, message):
     kind = TokenPlanConfig if {*options} & {"num_candidates", "policy"} else DecodeConfig
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=message):
         kind(**options)
 
 
-def plain(logits, advantage, config, forbidden):
+def plain_perturb(logits, advantage, config, forbidden):
     """The order of operations on lists: padding, temperature, top-k, top-p, advantage, softmax."""
     scores = [0.0 if not config.include_logits else x for x in logits]
     scores = [x + f for x, f in zip(scores, forbidden, strict=True)]
@@ -95,15 +97,15 @@ def plain(logits, advantage, config, forbidden):
         scores = [x / config.temperature for x in scores]
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
         if config.top_k is not None:
-            kept = set(order[: config.top_k])
-            scores = [x if i in kept else -INF for i, x in enumerate(scores)]
+            allowed = set(order[: config.top_k])
+            scores = [x if i in allowed else -INF for i, x in enumerate(scores)]
         if config.effective_top_p < 1:
-            total, before, kept = sum(map(math.exp, scores)), 0.0, set()
+            total, before, allowed = sum(map(math.exp, scores)), 0.0, set()
             for i in order:
                 if before / total <= config.effective_top_p:
-                    kept.add(i)
+                    allowed.add(i)
                 before += math.exp(scores[i])
-            scores = [x if i in kept else -INF for i, x in enumerate(scores)]
+            scores = [x if i in allowed else -INF for i, x in enumerate(scores)]
     if config.include_adv and config.adv_weight > 0:
         for i, a in enumerate(advantage):
             term = config.adv_weight * a
@@ -117,7 +119,7 @@ def plain(logits, advantage, config, forbidden):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_settings_as_on_lists(seed):
+def test_random_settings_agree_with_lists(seed):
     """Temperature before the filters, these before the advantage, and padding before all."""
     draw = random.Random(seed)
     num = draw.randint(3, 9)
@@ -134,12 +136,12 @@ def test_any_settings_as_on_lists(seed):
     )  # fmt: skip
     if options["include_adv"] and options["adv_weight"]:
         options["include_logits"] = draw.random() < 0.8
-    wanted = plain(logits, advantage, DecodeConfig(**options), forbidden)
-    assert scores(logits, advantage, forbidden, **options) == pytest.approx(wanted, abs=1e-12)
+    expected = plain_perturb(logits, advantage, DecodeConfig(**options), forbidden)
+    assert scores(logits, advantage, forbidden, **options) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_few_tokens_whose_values_are_computed_are_those_that_are_kept():
-    """Also where their logits have few digits, of which dividing makes some equal."""
+def test_values_are_computed_for_the_filtered_tokens_alone():
+    """Also with logits of few digits, some of which become equal when divided."""
 
     class Few(NamedTuple):
         q: torch.Tensor
@@ -151,6 +153,6 @@ def test_the_few_tokens_whose_values_are_computed_are_those_that_are_kept():
     logits, q = drawn.bfloat16()
     v = torch.zeros(3000, dtype=torch.bfloat16)
     config = DecodeConfig(top_k=5, temperature=1.7)
-    whole = Choice.of(NextToken(logits, q, v), config, None)
+    full = Choice.of(NextToken(logits, q, v), config, None)
     few = Choice.of(NextToken(logits, None, v, Few(q)), config, None)
-    assert torch.equal(whole.log_probs, few.log_probs)
+    assert torch.equal(full.log_probs, few.log_probs)

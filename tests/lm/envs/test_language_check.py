@@ -1,4 +1,4 @@
-"""The contract suite passes what keeps the contract, and names what does not."""
+"""The contract suite passes a valid environment and names each violation."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
 
-def test_an_env_that_keeps_the_contract_and_what_is_noted():
+def test_a_valid_env_passes_with_notes():
     report = check_language_environment(Count, ["0", "1"])
     assert report.ok and "note" not in str(report)
     report.require()
@@ -39,7 +39,7 @@ class Dialogue(Language_Observation):
 
 
 class Count(Language_Environment):
-    """Two turns; asks for the number that the seed says. A subclass breaks one thing each."""
+    """Two turns; asks for the number given by the seed. Each subclass breaks one rule."""
 
     def reset(self, seed):
         self.goal = str(seed % 2)
@@ -66,12 +66,12 @@ class Count(Language_Environment):
         return self.turns == 2
 
 
-def saying(*said, terminal=None):
-    """Gives these utterances after an action, in place of the whole dialogue and the answer."""
+def replies_with(*utterances, terminal=None):
+    """Returns these utterances after an action, in place of the whole dialogue and the answer."""
 
     def after(self, action, reward):
         before = self.observation.sequence
-        sequence = [u(before, action, reward) if callable(u) else u for u in said]
+        sequence = [u(before, action, reward) if callable(u) else u for u in utterances]
         flat = [x for u in sequence for x in (u if u and isinstance(u[0], tuple) else (u,))]
         return Dialogue(tuple(flat), self.turns == 2 if terminal is None else terminal)
 
@@ -86,7 +86,7 @@ def answer(sequence, action, reward):
     return action, reward
 
 
-def goes_on(self, action):
+def continues(self, action):
     self.turns = min(self.turns, 1)
     return Count.step(self, action)
 
@@ -100,8 +100,8 @@ def fails(self, action, reward):
     raise ZeroDivisionError("of its own")
 
 
-def first(*said):
-    return {"first": lambda self, seed: Dialogue(list(said), False)}
+def first(*utterances):
+    return {"first": lambda self, seed: Dialogue(list(utterances), False)}
 
 
 def with_tensors(self, seed):
@@ -115,25 +115,25 @@ def of_kind(**overrides):
 
 
 NUMBERS = itertools.count()
-BROKEN = {  # what is other than in one that keeps the contract, and the complaint
-    "forgets": (saying(answer, ("so", None)), "growth: earlier utterances are gone"),
-    "no action": (saying(before, ("so", None)), "growth: the action was '[01]', but .*'so'"),
-    "other reward": (
-        saying(before, lambda _, action, reward: (action, reward - 1)),
+BROKEN = {  # the overridden methods and the complaint
+    "forgets": (replies_with(answer, ("so", None)), "growth: earlier utterances are gone"),
+    "no action": (replies_with(before, ("so", None)), "growth: the action was '[01]', but .*'so'"),
+    "wrong reward": (
+        replies_with(before, lambda _, action, reward: (action, reward - 1)),
         "rewards: step returned the reward",
     ),
-    "other end": (
-        saying(before, answer, terminal=False),
+    "wrong end": (
+        replies_with(before, answer, terminal=False),
         "ends: done=True, is_terminal.*terminal=False",
     ),
-    "goes on": ({"step": goes_on}, "after the end: a step after the end raised no error"),
-    "by chance": (
+    "continues": ({"step": continues}, "after the end: a step after the end raised no error"),
+    "random": (
         {"first": lambda self, seed: Dialogue(((f"which, {next(NUMBERS)}?", None),), False)},
         "seeds repeat: the dialogue with seed 0 was different",
     ),
     "no text": (first((0, None)), "utterances: utterance 0 is"),
     "no number": (
-        saying(before, lambda _, action, reward: (action, float("nan"))),
+        replies_with(before, lambda _, action, reward: (action, float("nan"))),
         "utterances: the reward of utterance 1 is nan",
     ),
     "broken": ({"after": fails}, "steps: raised ZeroDivisionError: of its own"),
@@ -142,7 +142,7 @@ BROKEN = {  # what is other than in one that keeps the contract, and the complai
 }
 
 
-def test_wordle_keeps_the_contract():
+def test_wordle_passes():
     for wordle in (
         Wordle(vocabulary=Vocabulary(WORDS)),
         Wordle.as_published(Vocabulary(WORDS)),
@@ -157,7 +157,7 @@ def test_wordle_keeps_the_contract():
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_breaks_the_contract_is_named(name):
+def test_violations_of_the_contract_are_named(name):
     overrides, complaint = BROKEN[name]
     report = check_language_environment(of_kind(**overrides), ["0", "1"])
     assert not report.ok

@@ -1,4 +1,4 @@
-"""The values of small data sets, and the set on which one step of improvement is not enough."""
+"""Tabular values of small data sets, and a set on which one step of improvement is not enough."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ EXACT = json.loads((Path(__file__).parent / "oracles" / "exact_values.json").rea
 WORDLE = Wordle(vocabulary=Vocabulary.built_in().subset(24))
 
 
-class Said(Language_Observation):
+class Utterances(Language_Observation):
     def __init__(self, sequence, terminal=True):
         self.sequence, self.terminal = sequence, terminal
 
@@ -34,7 +34,7 @@ class Said(Language_Observation):
         return str(self.sequence)
 
 
-DIALOGUES = [Said(sequence) for count, sequence in EXACT["dialogues"] for _ in range(count)]
+DIALOGUES = [Utterances(sequence) for count, sequence in EXACT["dialogues"] for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_values_by_tokens_are_those_of_the_exact_task(case):
     by_utterances = tabular_values(DIALOGUES, tau=case["tau"], gamma=case["gamma"])
     if case["gamma"] == 1:
         assert by_utterances.v[("q",)] == pytest.approx(values.v[("q",)], abs=1e-12)
-    polite = TabularPolicy(values, otherwise=TabularPolicy(by_utterances))
+    policy = TabularPolicy(values, otherwise=TabularPolicy(by_utterances))
     with pytest.raises(KeyError, match="data lack the state"):
-        polite.act(Said([("x", None)], terminal=False))
+        policy.act(Utterances([("x", None)], terminal=False))
 
 
 @pytest.mark.parametrize(("tau", "value", "opens"), [(0.5, -0.17375, False), (1, 2.0, True)])
@@ -64,22 +64,26 @@ def test_values_by_utterances(tau, value, opens):
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.99])
-def test_an_expectile_balances_what_is_above_and_below(tau):
-    values, shares = [3.0, -1.0, 0.5, 2.0, -4.0], [0.1, 0.3, 0.2, 0.15, 0.25]
-    m = expectile(values, shares, tau)
-    above = sum(p * max(x - m, 0) for x, p in zip(values, shares, strict=True))
-    below = sum(p * max(m - x, 0) for x, p in zip(values, shares, strict=True))
+def test_an_expectile_balances_the_values_above_and_below(tau):
+    values, probs = [3.0, -1.0, 0.5, 2.0, -4.0], [0.1, 0.3, 0.2, 0.15, 0.25]
+    m = expectile(values, probs, tau)
+    above = sum(p * max(x - m, 0) for x, p in zip(values, probs, strict=True))
+    below = sum(p * max(m - x, 0) for x, p in zip(values, probs, strict=True))
     assert tau * above == pytest.approx((1 - tau) * below)
 
 
-def test_mistakes_of_a_caller():
+def test_wrong_arguments_are_refused():
     policy = TabularPolicy(tabular_values(DIALOGUES, tau=0.5))
-    unfinished = Said([("a", 1.0)], terminal=False)
+    unfinished = Utterances([("a", 1.0)], terminal=False)
     one_word = Wordle(vocabulary=Vocabulary(("crane",)))
-    for call, kind, words in (
+    for call, kind, message in (
         (lambda: tabular_values(DIALOGUES, tau=0), ValueError, "tau=0 must be above 0"),
         (lambda: tabular_values([unfinished], tau=0.5), ValueError, "unfinished"),
-        (lambda: policy.act(Said([("x", None)], terminal=False)), KeyError, "data lack the state"),
+        (
+            lambda: policy.act(Utterances([("x", None)], terminal=False)),
+            KeyError,
+            "data lack the state",
+        ),
         (
             lambda: branching_scripts(WORDLE, num_repeats=6),
             ValueError,
@@ -88,7 +92,7 @@ def test_mistakes_of_a_caller():
         (lambda: branching_scripts(WORDLE, num_slow=0), ValueError, "must be 1 or more"),
         (lambda: first_words(one_word), ValueError, "at least two words"),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(kind, match=message):
             call()
 
 
@@ -100,11 +104,11 @@ def test_branching_games_share_prefixes_and_frequencies_are_exact():
     for game in games:
         kinds[game.policy].append((game.game, [guess for guess, _ in game.game.turns]))
     assert [len(played) for played in kinds.values()] == [48, 72, 96]
-    assert all(said[0] == good for _, said in kinds["expert"] + kinds["adversarial"])
-    assert all(set(said) == {good} for _, said in kinds["adversarial"])
-    assert all(set(said[:2]) == {other} for _, said in kinds["slow"])
+    assert all(guesses[0] == good for _, guesses in kinds["expert"] + kinds["adversarial"])
+    assert all(set(guesses) == {good} for _, guesses in kinds["adversarial"])
+    assert all(set(guesses[:2]) == {other} for _, guesses in kinds["slow"])
     assert all(game.won for game, _ in kinds["expert"] + kinds["slow"])
-    assert sum(game.won for game, _ in kinds["adversarial"]) == 3  # where the word is the secret
+    assert sum(game.won for game, _ in kinds["adversarial"]) == 3  # when the word is the secret
 
 
 @pytest.mark.parametrize("num_words", [24, 48])

@@ -1,4 +1,4 @@
-"""The game against recorded cases, and what must hold of any game."""
+"""The game against recorded cases, and properties of any game."""
 
 import json
 from functools import partial
@@ -63,20 +63,20 @@ def test_newspaper_colors_count_copies(secret, guess):
 def test_recorded_games(number):
     recorded = RECORDED["games"][number]
     wordle = Wordle.as_published(Vocabulary(tuple(RECORDED["vocab"])))
-    seen, fits = WordleObservation(), wordle.fitting(())
+    observation, fits = WordleObservation(), wordle.fitting(())
     for step in recorded["steps"]:
-        assert not seen.terminal
+        assert not observation.terminal
         row = wordle.answer(step["guess"], step["secret"])
         fits = wordle.fitting([(step["guess"], row)], fits)
-        seen = seen.after(step["guess"], row)
+        observation = observation.after(step["guess"], row)
         assert (row, fits.sum()) == (step["colors"], step["left"])
-        assert (seen.rewards()[-1], seen.terminal) == (step["reward"], step["done"])
+        assert (observation.rewards()[-1], observation.terminal) == (step["reward"], step["done"])
         assert fits[wordle.vocabulary.number(step["secret"])]
-    utterances, terminal = seen.to_sequence()
+    utterances, terminal = observation.to_sequence()
     assert [list(utterance) for utterance in utterances] == recorded["sequence"]
     assert terminal == recorded["terminal"]
-    assert len(wordle.words_left(seen.turns)) == recorded["steps"][-1]["left"]
-    assert WordleObservation.from_sequence(utterances) == seen
+    assert len(wordle.words_left(observation.turns)) == recorded["steps"][-1]["left"]
+    assert WordleObservation.from_sequence(utterances) == observation
     tokenizer = wordle_letter_tokenizer()
     row = [tokenizer.boa_token_id]
     for text, reward in recorded["sequence"]:
@@ -90,21 +90,21 @@ def test_recorded_games(number):
 def test_the_answers_of_an_env_always_leave_a_secret(seed, guesses, rule):
     wordle = OF_RULE[rule]
     env = WordleEnv(wordle)
-    seen = env.reset(seed)
+    observation = env.reset(seed)
     for guess in guesses:
         if env.is_terminal():
             break
         before = env.words_left()
-        seen, reward, done = env.step(guess)
+        observation, reward, done = env.step(guess)
         assert set(env.words_left()) <= set(before)
-        assert done == env.is_terminal() == seen.terminal
-        assert reward == (0.0 if seen.won else -1.0)
-    assert env.words_left() == wordle.words_left(seen.turns)
+        assert done == env.is_terminal() == observation.terminal
+        assert reward == (0.0 if observation.won else -1.0)
+    assert env.words_left() == wordle.words_left(observation.turns)
     for word in env.words_left():  # each of them would have got the same answers
-        assert all(row == colors(word, guess, rule) for guess, row in seen.turns)
+        assert all(row == colors(word, guess, rule) for guess, row in observation.turns)
 
 
-def test_secrets_are_drawn_from_what_fits_equally_often():
+def test_secrets_are_drawn_uniformly_from_the_fitting_words():
     env = WordleEnv(Wordle(vocabulary=Vocabulary(("crane", "crown", "slate", "adieu"))))
     rows = []
     for seed in range(2000):
@@ -114,13 +114,13 @@ def test_secrets_are_drawn_from_what_fits_equally_often():
     assert len(counts) == 4 and counts.min() > 420 and counts.max() < 580
 
 
-def test_an_invalid_guess_takes_a_try_and_tells_nothing():
+def test_an_invalid_guess_costs_a_try_and_gives_no_information():
     wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
     for guess in ("", "cran", "cranes", "slate", "CRANE", "cr ne", "crané", "<b><b><b><b><b>"):
         env = WordleEnv(wordle)
         env.reset(0)
-        seen, reward, done = env.step(guess)
-        assert (seen.turns, reward, done) == (((guess, "bbbbb"),), -1.0, False)
+        observation, reward, done = env.step(guess)
+        assert (observation.turns, reward, done) == (((guess, "bbbbb"),), -1.0, False)
         assert env.words_left() == ("crane", "crown")
     wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")), known_words_only=False)
     assert wordle.answer("nnnnn", "crane") == "bbbgb"  # any five letters, as an option
@@ -128,20 +128,20 @@ def test_an_invalid_guess_takes_a_try_and_tells_nothing():
     assert not any(wordle.is_valid(guess) for guess in ("CRANE", "cran1", "crané", "crane "))
 
 
-def test_words_and_mistakes_of_a_caller():
+def test_the_vocabulary_and_wrong_arguments():
     assert 600 <= len(BUILT_IN) <= 700 and list(BUILT_IN) == sorted(set(BUILT_IN))
     assert all(len(word) == 5 and word.isascii() and word.islower() for word in BUILT_IN)
     few, more = BUILT_IN.subset(20, seed=3), BUILT_IN.subset(60, seed=3)
     assert set(few) < set(more) and few == BUILT_IN.subset(20, seed=3)
     assert few != BUILT_IN.subset(20, seed=4)
-    wordle, said = (
+    wordle, observation_of = (
         partial(Wordle, vocabulary=Vocabulary(("crane",))),
         WordleObservation.from_sequence,
     )
     env = WordleEnv(Wordle(vocabulary=Vocabulary(("crane", "crown")), num_tries=2))
     env.reset(0)
     assert [env.step("slate")[2], env.step("slate")[2]] == [False, True]
-    for call, kind, words in (
+    for call, kind, message in (
         (lambda: BUILT_IN.subset(0), ValueError, r"num_words=0 must be in 1\.\."),
         (lambda: Vocabulary(()), ValueError, "a vocabulary must have at least one word"),
         (lambda: WordleEnv(wordle()).step("crane"), RuntimeError, "first"),
@@ -149,10 +149,18 @@ def test_words_and_mistakes_of_a_caller():
         (lambda: wordle(num_tries=0), ValueError, "num_tries=0"),
         (lambda: wordle().answer("crane", "robot"), ValueError, "'robot' is not in the vocabulary"),
         (lambda: env.step("crane"), RuntimeError, r"over; call reset\(seed\)"),
-        (lambda: said([("crane", 0.0), ("<g><g><g>", None)]), ValueError, "'ggg' is not a row of"),
-        (lambda: said([("<g><g><g><g><g>", None)]), ValueError, "is not the answer to a guess"),
+        (
+            lambda: observation_of([("crane", 0.0), ("<g><g><g>", None)]),
+            ValueError,
+            "'ggg' is not a row of",
+        ),
+        (
+            lambda: observation_of([("<g><g><g><g><g>", None)]),
+            ValueError,
+            "is not the answer to a guess",
+        ),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(kind, match=message):
             call()
     assert env.reset(0).turns == () and not env.is_terminal()
 

@@ -1,4 +1,4 @@
-"""Scripted players, games of many at once, data sets, evaluation."""
+"""Scripted players, batches of games, data sets, evaluation."""
 
 import json
 import math
@@ -44,8 +44,8 @@ SCRIPTS = {
 }
 
 
-class Says:
-    """Repeats what a game had: to play it again in an env."""
+class Replay:
+    """Repeats a game's guesses, to play it again in an env."""
 
     def __init__(self, guesses):
         self.guesses = iter(guesses)
@@ -56,12 +56,12 @@ class Says:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("wordle", [WORDLE, Wordle.as_published(WORDLE.vocabulary)])
-def test_games_at_once_are_those_of_the_env_and_hang_on_none_beside_them(name, wordle):
+def test_batched_games_equal_those_of_the_env_and_do_not_depend_on_each_other(name, wordle):
     seeds = game_seeds(5, 40)
     games = simulate(wordle, SCRIPTS[name], seeds)
     for seed, game in zip(seeds, games, strict=True):
         guesses = [guess for guess, _ in game.turns]
-        (played,) = play_dialogues(lambda: WordleEnv(wordle), Says(guesses), [seed])
+        (played,) = play_dialogues(lambda: WordleEnv(wordle), Replay(guesses), [seed])
         assert played.observation == game and played.done
         assert simulate(wordle, SCRIPTS[name], [seed])[0] == game
     assert games.returns().tolist() == [sum(game.rewards()) for game in games]
@@ -69,42 +69,42 @@ def test_games_at_once_are_those_of_the_env_and_hang_on_none_beside_them(name, w
     assert list(simulate(wordle, SCRIPTS[name], game_seeds(6, 40))) != list(games)
 
 
-def left_before(game, turn):
+def words_left_before(game, turn):
     return WORDLE.words_left(game.turns[:turn])
 
 
-def test_what_scripts_say():
+def test_guesses_of_the_scripts():
     seeds = game_seeds(0, 60)
 
-    def said(script, wordle=WORDLE, seeds=seeds):
+    def play(script, wordle=WORDLE, seeds=seeds):
         return [
             (game, [guess for guess, _ in game.turns]) for game in simulate(wordle, script, seeds)
         ]
 
-    for game, guesses in said(Fitting()):
-        assert all(g in left_before(game, turn) for turn, g in enumerate(guesses))
-    for game, guesses in said(Wrong()):
-        assert all(g not in left_before(game, turn) for turn, g in enumerate(guesses) if turn)
-    for _, guesses in said(Repeat(RandomWord(), num_first=2)):
+    for game, guesses in play(Fitting()):
+        assert all(g in words_left_before(game, turn) for turn, g in enumerate(guesses))
+    for game, guesses in play(Wrong()):
+        assert all(g not in words_left_before(game, turn) for turn, g in enumerate(guesses) if turn)
+    for _, guesses in play(Repeat(RandomWord(), num_first=2)):
         assert set(guesses[2:]) <= set(guesses[:2])
     words = WORDLE.vocabulary.words[:2]
-    for _, guesses in said(Say(words)):
+    for _, guesses in play(Say(words)):
         assert guesses == [words[0], *[words[1]] * (len(guesses) - 1)]
-    for _, guesses in said(start_word(FIRST, Wrong())):
+    for _, guesses in play(start_word(FIRST, Wrong())):
         assert guesses[0] == FIRST
     for wordle, row in ((WORDLE, "bbbbb"), (Wordle.as_published(WORDLE.vocabulary), None)):
-        for game, guesses in said(NonWord(), wordle):
+        for game, guesses in play(NonWord(), wordle):
             assert not {*guesses} & {*WORDLE.vocabulary}
             assert [colors for _, colors in game.turns] == [row] * 6
     parts, many = tuple(Say((word,)) for word in words), game_seeds(0, 400)
-    of_games = [{*guesses} for _, guesses in said(Mixture(parts, (1, 3)), seeds=many)]
+    of_games = [{*guesses} for _, guesses in play(Mixture(parts, (1, 3)), seeds=many)]
     assert all(guesses in ({words[0]}, {words[1]}) for guesses in of_games)
     assert 75 < of_games.count({words[0]}) < 125
-    by_guess = said(Mixture(parts, (1, 3), each="guess"), seeds=many)
+    by_guess = play(Mixture(parts, (1, 3), each="guess"), seeds=many)
     assert any(len({*guesses}) == 2 for _, guesses in by_guess)
 
 
-def test_the_gain_of_information_is_the_entropy_of_the_colors():
+def test_the_information_gain_is_the_entropy_of_the_colors():
     secrets = WORDLE.vocabulary.words[:17]
     gain = information(WORDLE.codes[:, :17])
     for number in (0, 5, 30):
@@ -113,7 +113,7 @@ def test_the_gain_of_information_is_the_entropy_of_the_colors():
         assert math.isclose(gain[number], -(counts * np.log(counts)).sum(), rel_tol=1e-12)
 
 
-def test_the_most_telling_guess():
+def test_the_guess_with_the_most_information():
     rng = np.random.default_rng(0)
     fits = rng.random((20, 60)) < rng.random((20, 1))
     fits[:, 3] = True
@@ -128,11 +128,13 @@ def test_the_most_telling_guess():
     assert (script.guess(positions, Draws.for_seeds(range(20))) == guesses).all()
     other = Wordle(vocabulary=Vocabulary.built_in().subset(60, seed=2))
     start = Positions.start(other)
-    fresh = InformationGain().guess(start, Draws.for_seeds([0]))
-    assert script.guess(start, Draws.for_seeds([0])) == fresh  # nothing mixed up with the other
+    expected = InformationGain().guess(start, Draws.for_seeds([0]))
+    assert (
+        script.guess(start, Draws.for_seeds([0])) == expected
+    )  # the cache is not mixed up with the other vocabulary's
 
 
-def test_a_fixed_secret_is_to_a_player_the_same_game():
+def test_games_with_fixed_and_drawn_secrets_have_the_same_returns():
     secrets = np.arange(60).repeat(20)
     fixed = simulate(WORDLE, Fitting(), game_seeds(0, 1200), secrets=secrets)
     drawn = simulate(WORDLE, Fitting(), game_seeds(1, 1200))
@@ -143,14 +145,14 @@ def test_a_fixed_secret_is_to_a_player_the_same_game():
     assert abs(fixed.returns().mean() - drawn.returns().mean()) < 4 * error
 
 
-def test_data_sets_repeat_and_are_written(tmp_path):
+def test_data_sets_are_reproducible_and_written(tmp_path):
     parts = [Part("best", InformationGain(), 20), Part("repeat", Repeat(Fitting()), 10)]
     games = sample_games(WORDLE, parts, seed=0)
     assert games == sample_games(WORDLE, parts, seed=0)
     assert games != sample_games(WORDLE, parts, seed=1)
     more = sample_games(WORDLE, [parts[0], Part("repeat", Repeat(Fitting()), 50)], seed=0)
     best = [{str(game) for game in some if game.policy == "best"} for some in (games, more)]
-    assert best[0] == best[1]  # more games of one part leave those of others
+    assert best[0] == best[1]  # more games of one part do not change those of others
     names = [game.policy for game in games]
     assert names.count("best") == 20 and names.count("repeat") == 10 and names != sorted(names)
     assert write_dialogues(tmp_path / "games.jsonl", games) == 30
@@ -161,7 +163,7 @@ def test_data_sets_repeat_and_are_written(tmp_path):
         assert row["terminal"] and row["metadata"]["policy"] == game.policy
 
 
-def test_evaluation_of_games_done_by_hand():
+def test_evaluation_of_games_equals_values_by_hand():
     row = "bbbbb"
     lost = WordleObservation(tuple(("crane", row) for _ in range(6)))
     won = WordleObservation((("slate", row), ("crane", "ggggg")))
@@ -195,7 +197,7 @@ def test_policies_that_answer_in_batches_play_the_same_games():
 
     with pytest.raises(ValueError, match="returned 1 texts for 3 dialogues"):
         evaluate(Short(), WORDLE, 3)
-    (played,) = play_dialogues(lambda: WordleEnv(WORDLE), Says(["x"] * 9), [0], max_steps=3)
+    (played,) = play_dialogues(lambda: WordleEnv(WORDLE), Replay(["x"] * 9), [0], max_steps=3)
     assert played.actions == ("x",) * 3 and played.rewards == (-1.0,) * 3 and not played.done
     batched, games = Batched(), simulate(WORDLE, InformationGain(), game_seeds(3, 50))
     result = evaluate(batched, WORDLE, 50, seed=3, batch_size=32)
@@ -221,16 +223,16 @@ def test_policies_that_answer_in_batches_play_the_same_games():
         (lambda: simulate(WORDLE, Fitting(), [0], secrets=[60]), "60 is not the number of a word"),
         (lambda: sample_games(WORDLE, [Part("a", Fitting(), 1)] * 2, 0), "two parts"),
         (lambda: Part("a", Fitting(), -1), "num_games=-1"),
-        (lambda: evaluate(Says([]), WORDLE, 0), "num_games=0"),
+        (lambda: evaluate(Replay([]), WORDLE, 0), "num_games=0"),
         (lambda: Draws.for_seeds([1]).choose(np.zeros((1, 3), bool)), "row 0 of the mask"),
     ],
 )
-def test_mistakes_of_a_caller(call, complaint):
+def test_wrong_arguments_are_refused(call, complaint):
     with pytest.raises(ValueError, match=complaint):
         call()
 
 
-def test_draws_are_uniform_and_of_each_row():
+def test_draws_are_uniform_and_independent_by_row():
     draws = Draws.for_rows(0, range(4000), "test")
     numbers = draws.uniform("a", 1)
     assert 0 <= numbers.min() and numbers.max() < 1
