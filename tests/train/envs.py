@@ -42,17 +42,17 @@ def counts(num, lengths=None):
 
 
 def by_observation(states):
-    """An actor whose action depends on all that it sees."""
-    seen = states["observation"].flatten(1).sum(1)
-    return TensorDict(action=seen.long() % 3, batch_size=[len(states)])
+    """An actor whose action depends on the whole observation."""
+    total = states["observation"].flatten(1).sum(1)
+    return TensorDict(action=total.long() % 3, batch_size=[len(states)])
 
 
-class Looking:
-    """The same, which keeps what it sees."""
+class RecordingActor:
+    """The same actor, which records its observations."""
 
     def __init__(self):
-        self.seen = []
+        self.observations = []
 
     def __call__(self, states):
-        self.seen.append(states["observation"].clone())
+        self.observations.append(states["observation"].clone())
         return by_observation(states)

@@ -11,24 +11,24 @@ from typing import NamedTuple
 
 
 class Kill(NamedTuple):
-    """One kill: which command, how long after its start, and how much it had written then."""
+    """One kill: whether of a resume, seconds after its start, and how much it had written."""
 
     resumed: bool
     seconds: float
-    written: int  # by how much what is watched had grown since the command had started
+    written: int  # growth of the watched file since the command's start
 
 
 class Report(NamedTuple):
-    """What came of it all."""
+    """The result of all sessions."""
 
     kills: list[Kill]
     num_sessions: int
     seconds: float
-    output: str  # of the last session, which ended by itself
+    output: str  # of the last session, which ended on its own
 
     @property
     def num_at_work(self) -> int:
-        """How many kills came when something had been written already."""
+        """The number of kills after something had been written."""
         return sum(kill.written > 0 for kill in self.kills)
 
 
@@ -42,50 +42,49 @@ def run_with_kills(
     watched: str | os.PathLike[str] | Callable[[], int] | None = None,
     can_resume: Callable[[], bool] = lambda: True,
     at_work_seconds: float = 1.0,
-    starting_share: float = 0.2,
+    start_fraction: float = 0.2,
     limit_seconds: float = 60.0,
 ) -> Report:
     """Run a command to its end, with SIGKILL at random moments before.
 
-    first_argv, resume_argv: the command that begins, and the one that goes on.
-    num_kills: fewer only if the command came to its end before.
-    env: of the environment variables, those that are added.
+    first_argv, resume_argv: the command that starts a run, and the one that resumes it.
+    num_kills: fewer only if the command ended before.
+    env: environment variables to add.
     watched: a file that grows when the command is at work, or a function whose value does. A kill
-        comes up to `at_work_seconds` after it grew; but `starting_share` of the kills come at any
+        comes up to `at_work_seconds` after it grew; but `start_fraction` of the kills come at any
         time from the start on, at the latest when it grows: a start may be quicker than the last.
     can_resume: whether there is something to resume; until then the first command is run again.
-    limit_seconds: of one session. AssertionError if it takes longer, or fails by itself; the text
-        has its output.
+    limit_seconds: for one session. AssertionError with its output if it takes longer or fails.
     """
-    draw, kills, begun = random.Random(seed), [], time.monotonic()
-    started = at_work_seconds  # how long a session took until it wrote something, the last time
+    draw, kills, start_time = random.Random(seed), [], time.monotonic()
+    start_seconds = at_work_seconds  # how long the last session took until it wrote something
     sessions = 0
     while True:
         resumed = sessions > 0 and can_resume()
         sessions += 1
-        with _Sitting(resume_argv if resumed else first_argv, env, watched, limit_seconds) as run:
+        with _Session(resume_argv if resumed else first_argv, env, watched, limit_seconds) as run:
             if len(kills) == num_kills:
                 run.wait(lambda: False)
                 break
-            if watched is None or draw.random() < starting_share:
-                until = draw.uniform(0.0, started + at_work_seconds)
+            if watched is None or draw.random() < start_fraction:
+                until = draw.uniform(0.0, start_seconds + at_work_seconds)
                 ended = run.wait(lambda until=until: run.seconds >= until or run.written > 0)
             else:
                 ended = run.wait(lambda: run.written > 0)
-                started = run.seconds
+                start_seconds = run.seconds
                 ended = ended or run.wait_seconds(draw.uniform(0.0, at_work_seconds))
             if ended:
                 break
             kills.append(Kill(resumed, run.seconds, run.written))
-    return Report(kills, sessions, time.monotonic() - begun, run.output)
+    return Report(kills, sessions, time.monotonic() - start_time, run.output)
 
 
-class _Sitting:
-    """One process, with all that it started; it is killed at the end of the `with`."""
+class _Session:
+    """One process and its children, killed at the end of the `with`."""
 
     def __init__(self, argv, env, watched, limit_seconds):
         self.argv, self.watched, self.limit = [*map(str, argv)], watched, limit_seconds
-        self._before, self._begun = self._size(), time.monotonic()
+        self._before, self._start_time = self._size(), time.monotonic()
         self.output = ""
         self.process = subprocess.Popen(
             self.argv,
@@ -111,11 +110,11 @@ class _Sitting:
 
     @property
     def seconds(self):
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._start_time
 
     @property
     def written(self):
-        """Since the start; what is cut off meanwhile does not count."""
+        """Growth since the start; truncated parts do not count."""
         self._before = min(self._before, self._size())
         return self._size() - self._before
 
@@ -130,12 +129,12 @@ class _Sitting:
             self.output += found.decode(errors="replace")
 
     def wait_seconds(self, seconds):
-        """Wait so long; whether the command came to its end meanwhile."""
+        """Wait so long; True if the command ended meanwhile."""
         until = time.monotonic() + seconds
         return self.wait(lambda: time.monotonic() >= until)
 
     def wait(self, until):
-        """Wait for something; whether the command came to its end before."""
+        """Wait until `until()`; True if the command ended before."""
         while not until():
             self._read()
             status = self.process.poll()

@@ -1,8 +1,8 @@
-"""What the roles of workers in these tests have in common."""
+"""The common base of the workers' roles in these tests."""
 
 
 class Stateless:
-    """A role that keeps nothing between its tasks."""
+    """A role without state between its tasks."""
 
     def __init__(self, config, index):
         pass

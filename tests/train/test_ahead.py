@@ -1,4 +1,4 @@
-"""Batches ahead: when each is drawn, with which weights, and again after a resume."""
+"""Batches ahead: when each is drawn, with which weights, and after a resume."""
 
 from contextlib import closing
 
@@ -14,15 +14,15 @@ from tests.train.roles import Stateless
 NUM_UPDATES = 12
 
 
-class Tell(Stateless):
-    """A role that answers with what it was given."""
+class Echo(Stateless):
+    """A role that answers with its task and weights."""
 
     def do(self, task, weights):
         return task.copy().set("weights", weights["w"].clone())
 
 
 class Drawn:
-    """Every second update has new weights; a segment is the number that was drawn."""
+    """Every second update has new weights; a segment is the drawn number."""
 
     def weights(self, state):
         version = int(state["step"]) // 2 * 2
@@ -36,17 +36,17 @@ class Drawn:
         return answer
 
     def save(self, task):
-        return TensorDict(kept=task["segments", "x"])
+        return TensorDict(stored=task["segments", "x"])
 
     def load(self, saved):
-        return TensorDict(segments=TensorDict(x=saved["kept"]))
+        return TensorDict(segments=TensorDict(x=saved["stored"]))
 
 
 class Loop:
-    """The part of a run's loop that draws: `drawn` has when each batch was, and in which order."""
+    """The drawing part of a run's loop: `drawn` lists at which update each batch was drawn."""
 
     def __init__(self, num=2, ahead=3):
-        pool = Pool(InlineEngine(), f"{__name__}:Tell", "{}", num, max_restarts=50)
+        pool = Pool(InlineEngine(), f"{__name__}:Echo", "{}", num, max_restarts=50)
         self.ahead = BatchesAhead(pool, Drawn(), ahead=ahead, num_updates=NUM_UPDATES)
         self.drawn, self.num_drawn, self.update = [], 0, 0
 
@@ -59,7 +59,7 @@ class Loop:
         return TensorDict(x=torch.tensor(self.num_drawn))
 
     def run(self, until=NUM_UPDATES):
-        """(what was drawn, made for which update, with which weights) of each update."""
+        """(drawn number, update of the batch, version of the weights) for each update."""
         found = []
         while self.update < until:
             batch = self.ahead.next(TensorDict(step=torch.tensor(self.update)), self.draw)
@@ -74,14 +74,14 @@ def expected(ahead):
 
 @pytest.mark.parametrize("num", [1, 2, 5])
 @pytest.mark.parametrize("ahead", [0, 1, 3, 40])
-def test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then(num, ahead):
+def test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_that_update(num, ahead):
     with closing(Loop(num=num, ahead=ahead)) as loop:
         found = []
         for update in range(1, NUM_UPDATES + 1):
-            found += loop.run(update)  # no more versions are kept than open batches name
+            found += loop.run(update)  # only versions of open batches are stored
             assert len(loop.ahead.board.versions) <= (ahead + 1) // 2 + 1
-            is_open = loop.ahead.metrics()["batches_open"]
-            assert is_open == min(ahead, NUM_UPDATES - update)
+            num_open = loop.ahead.metrics()["batches_open"]
+            assert num_open == min(ahead, NUM_UPDATES - update)
         assert found == expected(ahead)
         assert loop.drawn == [(max(0, number - ahead), number) for number in range(NUM_UPDATES)]
         assert len(loop.ahead.board.versions) == 1
@@ -92,11 +92,11 @@ def test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then(num, ahead):
 
 @pytest.mark.parametrize("stop", [1, 5, 11])
 @pytest.mark.parametrize("saved_again", [False, True])
-def test_a_resume_asks_again_for_what_was_drawn(stop, saved_again):
+def test_a_resume_requests_the_drawn_batches_again(stop, saved_again):
     with closing(Loop(num=2)) as before:
         found = before.run(stop)
         saved = before.ahead.state()
-    if saved_again:  # before anything was learnt
+    if saved_again:  # before any update
         with closing(Loop(num=1)) as between:
             between.ahead.load_state(saved)
             saved = between.ahead.state()
@@ -109,7 +109,7 @@ def test_a_resume_asks_again_for_what_was_drawn(stop, saved_again):
         assert [number for _, number in before.drawn + loop.drawn] == [*range(NUM_UPDATES)]
 
 
-def test_a_shorter_lead_takes_what_was_drawn_first():
+def test_a_resume_with_a_shorter_lead_takes_the_drawn_batches_first():
     with closing(Loop(ahead=5)) as before:
         found = before.run(4)
         saved = before.ahead.state()
@@ -121,7 +121,7 @@ def test_a_shorter_lead_takes_what_was_drawn_first():
     assert loop.drawn[0] == (8, 9)
 
 
-def test_a_resume_without_open_batches_forgets_those_that_there_were():
+def test_a_state_without_open_batches_drops_the_current_ones():
     with closing(Loop()) as loop:
         loop.run(4)
         loop.ahead.load_state(TensorDict())

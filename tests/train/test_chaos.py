@@ -1,6 +1,6 @@
-"""A run of small numbers whose actors, reanalyzers and evaluators are late, lost or dead by a seed.
+"""A toy run whose actors, reanalyzers and evaluators are late, lost or dead, by a seed.
 
-Its learner counts: what it is after an update depends on all that it was given, in whole numbers.
+Its learner's state is an integer that depends on all its inputs so far.
 """
 
 from contextlib import ExitStack, closing
@@ -19,7 +19,7 @@ NUM_UPDATES, AHEAD, JOIN_AFTER, MODULUS = 10, 3, 4, 1_000_003
 
 
 class Actor:
-    """Adds up what it draws, by the key of its task, and the weights that it is given."""
+    """Adds up its draws, seeded by the task's key, and the weights of its tasks."""
 
     def __init__(self, config, index):
         self.index, self.total = index, 0
@@ -37,7 +37,7 @@ class Actor:
 
 
 class OwnGenerator(Actor):
-    """A twin that draws from a generator that its state does not give."""
+    """A broken actor that draws from a generator outside its state."""
 
     def __init__(self, config, index):
         super().__init__(config, index)
@@ -54,7 +54,7 @@ class Score(Stateless):
         return TensorDict(score=weights["w"] * next(iter(task.values())) % MODULUS)
 
 
-class Making:
+class BatchMaker:
     """Batches whose weights are those of every third update."""
 
     def __init__(self):
@@ -72,20 +72,20 @@ class Making:
 
 
 class ByArrival(Pool):
-    """A twin that takes what already exists, whichever worker's it is."""
+    """A broken pool that takes the first finished answer, whichever worker's it is."""
 
     def take(self, worker, key):
-        due = [one for one in range(self.num_workers) if self.is_oldest(one, key)]
-        is_there = [one for one in due if getattr(self.worker(one), "_done", None)]
-        return super().take((is_there or due)[0], key)
+        due = [each for each in range(self.num_workers) if self.is_oldest(each, key)]
+        finished = [each for each in due if getattr(self.worker(each), "_done", None)]
+        return super().take((finished or due)[0], key)
 
     def is_oldest(self, worker, key):
         return bool(self._open[worker]) and self._open[worker][0].key == key
 
 
 def history(engine, actor="Actor", pool=Pool):
-    """What the learner was after each update, and what came of its evaluations."""
-    totals, w, found, asked = [0, 0], 7, [], 0
+    """The learner's state after each update, and the scores of its evaluations."""
+    totals, w, values, requested = [0, 0], 7, [], 0
     options = {"max_restarts": 100}
     with ExitStack() as opened:
         board = Board(engine)
@@ -99,39 +99,39 @@ def history(engine, actor="Actor", pool=Pool):
         )
         role = f"{__name__}:Score"
         makers, evaluators = (Pool(engine, role, "{}", num, **options) for num in (2, 1))
-        batches = BatchesAhead(makers, Making(), ahead=AHEAD, num_updates=NUM_UPDATES)
+        batches = BatchesAhead(makers, BatchMaker(), ahead=AHEAD, num_updates=NUM_UPDATES)
         evaluations = Evaluations(
             evaluators,
             join_after=JOIN_AFTER,
             acting=lambda state: state.select("w"),
             outcome=lambda update, count, answer: Evaluated(float(answer["score"]), {}),
         )
-        for one in (actors, batches, evaluations):
-            opened.enter_context(closing(one))
+        for part in (actors, batches, evaluations):
+            opened.enter_context(closing(part))
         for update in range(NUM_UPDATES):
             state = TensorDict(step=torch.tensor(update), w=torch.tensor(w))
             board.publish(update, state.select("w"))
-            while asked < min(NUM_UPDATES, update + 1 + AHEAD):
+            while requested < min(NUM_UPDATES, update + 1 + AHEAD):
                 for worker in (0, 1):
-                    task = TensorDict(key=torch.tensor(asked))
-                    actors.ask(worker, asked, task, board.ref(update))
-                asked += 1
+                    task = TensorDict(key=torch.tensor(requested))
+                    actors.ask(worker, requested, task, board.ref(update))
+                requested += 1
             for worker in (0, 1):
                 totals[worker] = int(actors.take(worker, update)["total"])
             board.drop_below(max(0, update - AHEAD))
             drawn = torch.tensor(sum(totals))
             batch = batches.next(state, lambda number, drawn=drawn: TensorDict(x=drawn + number))
             w = (31 * w + sum(totals) + int(batch["score"])) % MODULUS
-            found.append(w)
+            values.append(w)
             if update % 2 == 0:
                 evaluations.begin(TensorDict(step=torch.tensor(update), w=torch.tensor(w)), update)
             while evaluations.is_due(update):
-                found.append(evaluations.join().outcome.score)
-    return found
+                values.append(evaluations.join().outcome.score)
+    return values
 
 
 @pytest.fixture(scope="module")
-def plain():
+def undisturbed():
     return history(InlineEngine())
 
 
@@ -139,21 +139,21 @@ def plain():
     "seeds", [range(100), pytest.param(range(100, 1_000), marks=pytest.mark.slow)]
 )
 @pytest.mark.timeout(600)
-def test_a_run_is_the_same_whatever_happens_to_its_workers(seeds, plain):
+def test_a_run_is_the_same_with_late_lost_and_dead_workers(seeds, undisturbed):
     num_lost = 0
     for seed in seeds:
         engine = ChaosEngine(seed, lost=0.1, wasted=0.1)
-        assert history(engine) == plain, seed
+        assert history(engine) == undisturbed, seed
         num_lost += engine.num_lost
     assert num_lost > 5 * len(seeds)
 
 
-def test_answers_in_the_order_of_their_arrival_would_be_noticed(plain):
-    assert history(InlineEngine(), pool=ByArrival) == plain
+def test_a_pool_that_takes_answers_by_arrival_gives_another_run(undisturbed):
+    assert history(InlineEngine(), pool=ByArrival) == undisturbed
     others = [history(ChaosEngine(seed), pool=ByArrival) for seed in range(5)]
-    assert any(found != plain for found in others)
+    assert any(found != undisturbed for found in others)
 
 
-def test_a_role_with_a_generator_of_its_own_would_be_noticed():
-    plain = history(InlineEngine(), "OwnGenerator")
-    assert any(history(ChaosEngine(seed), "OwnGenerator") != plain for seed in range(5))
+def test_a_role_with_a_generator_outside_its_state_gives_another_run():
+    undisturbed = history(InlineEngine(), "OwnGenerator")
+    assert any(history(ChaosEngine(seed), "OwnGenerator") != undisturbed for seed in range(5))

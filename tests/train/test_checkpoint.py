@@ -28,7 +28,7 @@ def save(checkpoints, update, score=None):
     return checkpoints.save(update, {"state": state_of(update), "note": b"hello"}, extras, score)
 
 
-def assert_whole(found, update):
+def assert_intact(found, update):
     assert found.update == update
     assert found.extras == {"update_again": update, "rows": [1, None, 0.5]}
     assert found.read("note") == b"hello"
@@ -40,7 +40,7 @@ def names(checkpoints):
     return sorted(os.listdir(checkpoints.folder))
 
 
-def stored(path, name):
+def stored_path(path, name):
     return read_folder(path, "raffia.checkpoint", 1).files[name]
 
 
@@ -49,19 +49,19 @@ def checkpoints(tmp_path):
     return Checkpoints(tmp_path / "run" / "checkpoints", keep=2)
 
 
-# -- what is kept
+# -- saving and pruning
 
 
 def test_a_round_trip(checkpoints):
     path = save(checkpoints, 12, score=0.25)
     assert path.name == "000000012"
     found = Checkpoints(checkpoints.folder).newest()
-    assert_whole(found, 12)
+    assert_intact(found, 12)
     assert found.score == 0.25 and found.root == str(path)
-    assert_whole(read_checkpoint(path), 12)
+    assert_intact(read_checkpoint(path), 12)
 
 
-def test_a_part_may_be_written_by_a_function(checkpoints):
+def test_a_file_may_be_written_by_a_function(checkpoints):
     for update in (999_999_999, 1_000_000_000, 1_000_000_001):
         checkpoints.save(update, {"zeros.bin": lambda path: Path(path).write_bytes(bytes(1000))})
     found = checkpoints.newest()
@@ -78,7 +78,7 @@ def test_the_newest_are_kept_and_the_best(checkpoints):
         save(Checkpoints(checkpoints.folder, keep=2), update, score)  # each in another process
     assert [found.update for found in checkpoints.available()] == [1, 4, 5]
     assert checkpoints.best().update == 1 and checkpoints.newest().update == 5
-    save(checkpoints, 6, score=7.0)  # as good, and newer
+    save(checkpoints, 6, score=7.0)  # the same score, and newer
     assert [found.update for found in checkpoints.available()] == [5, 6]
     assert checkpoints.best().update == 6
 
@@ -110,13 +110,13 @@ def interrupted(path):
         (lambda c: c.save(1, {"first": b"1", "second": interrupted}), "by a person"),
     ],
 )
-def test_mistakes_leave_all_as_it_was(checkpoints, call, match):
+def test_failed_saves_change_nothing(checkpoints, call, match):
     save(checkpoints, 0)
     errors = (ValueError, TypeError, DamagedFileError, KeyboardInterrupt)
     with pytest.raises(errors, match=match):
         call(checkpoints)
     assert names(checkpoints) == ["000000000"]
-    assert_whole(checkpoints.newest(), 0)
+    assert_intact(checkpoints.newest(), 0)
 
 
 # -- damage
@@ -137,26 +137,26 @@ def lengthen(path):
 
 
 def damaged(path, name, damage):
-    damage(f"{path}/{MANIFEST}" if name == MANIFEST else stored(path, name))
+    damage(f"{path}/{MANIFEST}" if name == MANIFEST else stored_path(path, name))
 
 
 @pytest.mark.parametrize("damage", [cut_short, flip_a_bit, lengthen, os.unlink])
 @pytest.mark.parametrize("name", ["state.safetensors", "note", MANIFEST])
-def test_a_damaged_file_is_named_and_the_one_before_is_used(checkpoints, damage, name):
+def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(checkpoints, damage, name):
     save(checkpoints, 1)
     damaged(save(checkpoints, 2), name, damage)
-    said = []
-    assert_whole(checkpoints.newest(said.append), 1)
-    if name == MANIFEST and damage is os.unlink:  # as a kill leaves it
-        assert said == []
+    warnings = []
+    assert_intact(checkpoints.newest(warnings.append), 1)
+    if name == MANIFEST and damage is os.unlink:  # as after a kill
+        assert warnings == []
     else:
-        assert len(said) == 1 and "checkpoints/000000002 is skipped" in said[0]
+        assert len(warnings) == 1 and "checkpoints/000000002 is skipped" in warnings[0]
         with pytest.warns(UserWarning, match="000000002 is skipped"):
             checkpoints.newest()
 
 
 @pytest.mark.parametrize("name", ["note", MANIFEST])
-def test_a_run_goes_on_over_a_damaged_one(checkpoints, name):
+def test_a_run_saves_over_a_damaged_checkpoint(checkpoints, name):
     save(checkpoints, 1)
     save(checkpoints, 3)
     damaged(save(checkpoints, 4), name, flip_a_bit)
@@ -164,28 +164,28 @@ def test_a_run_goes_on_over_a_damaged_one(checkpoints, name):
     assert again.newest(lambda line: None).update == 3
     save(again, 4)
     assert [found.update for found in again.available()] == [3, 4]
-    assert_whole(again.newest(), 4)
+    assert_intact(again.newest(), 4)
 
 
-def test_a_damaged_best_one_does_not_keep_its_place(checkpoints):
+def test_a_damaged_best_checkpoint_is_skipped(checkpoints):
     for update, score in enumerate([5.0, 9.0, 1.0, 2.0]):
         save(checkpoints, update, score)
-    flip_a_bit(stored(f"{checkpoints.folder}/000000001", "note"))
-    said = []
-    assert checkpoints.best(said.append).update == 3
-    assert "000000001 is skipped" in said[0]
+    flip_a_bit(stored_path(f"{checkpoints.folder}/000000001", "note"))
+    warnings = []
+    assert checkpoints.best(warnings.append).update == 3
+    assert "000000001 is skipped" in warnings[0]
 
 
-def test_damage_behind_the_new_one_does_not_take_its_place(checkpoints):
+def test_a_damaged_later_checkpoint_does_not_replace_a_new_one(checkpoints):
     checkpoints.keep = 1
-    flip_a_bit(stored(save(checkpoints, 7), "note"))
+    flip_a_bit(stored_path(save(checkpoints, 7), "note"))
     again = Checkpoints(checkpoints.folder, keep=1)
     assert again.newest(lambda line: None) is None
     save(again, 5)
     assert names(again) == ["000000005"]
 
 
-def test_what_is_not_ours_is_named_and_left_alone(checkpoints):
+def test_foreign_folders_are_named_and_left_alone(checkpoints):
     save(checkpoints, 1)
     folder = Path(checkpoints.folder)
     for name in ("000000002", "000000003"):
@@ -193,9 +193,9 @@ def test_what_is_not_ours_is_named_and_left_alone(checkpoints):
     (folder / "000000002/notes.txt").write_text("mine")
     write_folder(folder / "000000003", "storage", 1, {})
     (folder / "000000004").write_text("a file")
-    said = []
-    assert checkpoints.newest(said.append).update == 1
-    assert len(said) == 3
+    warnings = []
+    assert checkpoints.newest(warnings.append).update == 1
+    assert len(warnings) == 3
     with pytest.raises(CheckpointError, match=r"000000002 was not saved: .* Available: 000000001"):
         save(checkpoints, 2)
     save(checkpoints, 5)
@@ -203,9 +203,9 @@ def test_what_is_not_ours_is_named_and_left_alone(checkpoints):
     assert os.listdir(folder / "000000002") == ["notes.txt"]
 
 
-def test_notes_of_a_person_in_a_checkpoint_stay(checkpoints):
+def test_foreign_files_in_a_checkpoint_stay(checkpoints):
     (save(checkpoints, 1) / "notes.txt").write_text("mine")
-    assert_whole(checkpoints.newest(), 1)
+    assert_intact(checkpoints.newest(), 1)
     for update in (2, 3, 4):
         save(checkpoints, update)
     assert os.listdir(f"{checkpoints.folder}/000000001") == ["notes.txt"]
@@ -217,14 +217,14 @@ def test_a_later_version_is_refused_by_name(checkpoints):
     record = json.loads(manifest.read_bytes())
     del record["sha256"]
     manifest.write_bytes(dump_json(signed({**record, "version": 2})))
-    words = "000000002 was written by a later version of raffia.*version 2"
-    with pytest.raises(CheckpointError, match=words):
+    message = "000000002 was written by a later version of raffia.*version 2"
+    with pytest.raises(CheckpointError, match=message):
         checkpoints.newest()
     save(Checkpoints(checkpoints.folder, keep=1), 3)
     assert names(checkpoints) == ["000000002", "000000003"]
 
 
-def test_files_elsewhere_can_be_checked_too(checkpoints):
+def test_a_check_of_other_files_can_be_passed(checkpoints):
     save(checkpoints, 1)
     save(checkpoints, 2)
 
@@ -232,18 +232,18 @@ def test_files_elsewhere_can_be_checked_too(checkpoints):
         if found.update == 2:
             raise DamagedFileError("replay/rows", "the file is missing")
 
-    said = []
-    assert checkpoints.newest(said.append, check).update == 1
-    assert "000000002 is skipped: replay/rows: the file is missing" in said[0]
-    save(checkpoints, 1)  # what was passed over is given up
+    warnings = []
+    assert checkpoints.newest(warnings.append, check).update == 1
+    assert "000000002 is skipped: replay/rows: the file is missing" in warnings[0]
+    save(checkpoints, 1)  # the skipped checkpoint is removed
     assert names(checkpoints) == ["000000001"]
 
 
-def test_a_past_run_is_not_thrown_away(checkpoints):
+def test_saving_an_earlier_update_is_refused(checkpoints):
     save(checkpoints, 5)
     with pytest.raises(ValueError, match="update=4 cannot be saved: .* a checkpoint of update 5"):
         save(checkpoints, 4)
-    assert_whole(checkpoints.newest(), 5)
+    assert_intact(checkpoints.newest(), 5)
 
 
 # -- full disks, and disks that fail
@@ -270,7 +270,7 @@ class Guarded:
 
 
 class Faults:
-    """Makes calls of the system fail: the n-th, or all from the n-th on."""
+    """Makes system calls fail: the n-th, or all from the n-th on."""
 
     def __init__(self, monkeypatch):
         self.set(0)
@@ -279,14 +279,14 @@ class Faults:
         for module in ("atomic", "folder"):
             monkeypatch.setattr(f"raffia.files.{module}.open", self.open, raising=False)
 
-    def set(self, fail, ever_after=False, number=errno.ENOSPC):
-        self.calls, self.fail, self.ever_after, self.number = [], fail, ever_after, number
+    def set(self, fail, permanently=False, number=errno.ENOSPC):
+        self.calls, self.fail, self.permanently, self.number = [], fail, permanently, number
 
     def guarded(self, name, call):
         def guarded(*args, **kwargs):
             if name != "open" or args[1] & os.O_CREAT:
                 self.count(name, args[0])
-            return None if name == "fsync" else call(*args, **kwargs)  # it takes its time
+            return None if name == "fsync" else call(*args, **kwargs)  # a real fsync is slow
 
         return guarded
 
@@ -298,16 +298,18 @@ class Faults:
 
     def count(self, name, path):
         self.calls.append(name)
-        here = len(self.calls)
-        if self.fail and (here == self.fail or (self.ever_after and here > self.fail)):
+        count = len(self.calls)
+        if self.fail and (count == self.fail or (self.permanently and count > self.fail)):
             raise OSError(self.number, os.strerror(self.number), str(path))
 
 
 @pytest.mark.parametrize(
-    "number, ever_after", [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False)]
+    "number, permanently", [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False)]
 )
 @pytest.mark.parametrize("again", [False, True])
-def test_a_failing_disk_leaves_what_was_saved(tmp_path, monkeypatch, number, ever_after, again):
+def test_a_failing_disk_leaves_the_saved_checkpoint(
+    tmp_path, monkeypatch, number, permanently, again
+):
     save(Checkpoints(tmp_path / "start"), 1)
     if again:
         save(Checkpoints(tmp_path / "start"), 2, score=1.0)
@@ -316,74 +318,77 @@ def test_a_failing_disk_leaves_what_was_saved(tmp_path, monkeypatch, number, eve
         faults.set(0)
         checkpoints = Checkpoints(tmp_path / str(fail), keep=1)
         shutil.copytree(tmp_path / "start", checkpoints.folder)
-        before, told = 1 + again, ""
-        faults.set(fail, ever_after, number)
+        before, message = 1 + again, ""
+        faults.set(fail, permanently, number)
         try:
             save(checkpoints, 2, score=2.0)
         except CheckpointError as error:
-            told = str(error)
-            assert f"/{fail}/000000002 was " in told and os.strerror(number) in told
-            assert f"{before:09d}" in told.split("Available: ")[1] or "was saved" in told
+            message = str(error)
+            assert f"/{fail}/000000002 was " in message and os.strerror(number) in message
+            assert f"{before:09d}" in message.split("Available: ")[1] or "was saved" in message
         calls = faults.calls
         faults.set(0)
         newest = Checkpoints(checkpoints.folder).newest(pytest.fail)
-        assert_whole(newest, newest.update)
+        assert_intact(newest, newest.update)
         if fail > len(calls):
             break
-        failed.append((calls[fail - 1], bool(told)))
-        if "was not saved" in told and not ever_after and not again:
+        failed.append((calls[fail - 1], bool(message)))
+        if "was not saved" in message and not permanently and not again:
             assert names(checkpoints) == ["000000001"]
         else:
-            assert newest.update == 2 or (told and newest.update == before)
+            assert newest.update == 2 or (message and newest.update == before)
         path = save(checkpoints, 2)
-        assert_whole(checkpoints.newest(pytest.fail), 2)
+        assert_intact(checkpoints.newest(pytest.fail), 2)
         assert names(checkpoints) == ["000000002"] and len(os.listdir(path)) == 3
     assert {("open", True), ("write", True), ("fsync", True), ("replace", True)} <= {*failed}
     assert len(failed) > 15 and newest.update == 2 and newest.score == 2.0
 
 
-def test_all_is_on_the_disk_before_an_older_one_goes(tmp_path, monkeypatch):
-    """In the order that no loss of power can spoil, wherever it comes."""
-    done, replace, unlink = [], os.replace, os.unlink
+def test_all_is_synced_before_an_older_checkpoint_is_removed(tmp_path, monkeypatch):
+    """The order of calls is safe against a loss of power at any point."""
+    calls, replace, unlink = [], os.replace, os.unlink
 
-    def note(name, path, call=lambda: None):
-        done.append((name, str(path)))
+    def record(name, path, call=lambda: None):
+        calls.append((name, str(path)))
         call()
 
-    monkeypatch.setattr(os, "fsync", lambda fd: note("fsync", os.readlink(f"/proc/self/fd/{fd}")))
-    monkeypatch.setattr(os, "replace", lambda a, b: note("replace", b, lambda: replace(a, b)))
-    monkeypatch.setattr(os, "unlink", lambda path: note("unlink", path, lambda: unlink(path)))
+    monkeypatch.setattr(os, "fsync", lambda fd: record("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+    monkeypatch.setattr(os, "replace", lambda a, b: record("replace", b, lambda: replace(a, b)))
+    monkeypatch.setattr(os, "unlink", lambda path: record("unlink", path, lambda: unlink(path)))
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     first = str(save(checkpoints, 1))
-    assert done[0] == ("fsync", str(tmp_path))  # where the folder of all was made
-    done.clear()
+    assert calls[0] == ("fsync", str(tmp_path))  # the parent of the new folder
+    calls.clear()
     second = str(save(checkpoints, 2))
-    committed = done.index(("replace", f"{second}/{MANIFEST}"))
+    committed = calls.index(("replace", f"{second}/{MANIFEST}"))
     for name in ("note", "state.safetensors"):
-        assert ("fsync", stored(second, name)) in done[:committed]
-    assert done[committed - 2] == ("fsync", second)  # the names; then the manifest itself
-    gone = done.index(("unlink", f"{first}/{MANIFEST}"))
-    assert done[0] == ("fsync", checkpoints.folder)  # where the new folder's name stands
-    assert done[committed + 1 : gone] == [("fsync", second)]
-    assert done[gone + 1] == ("fsync", first)  # half a checkpoint without power: it has no manifest
-    assert {call for call, _ in done[gone + 2 :]} == {"unlink"}
+        assert ("fsync", stored_path(second, name)) in calls[:committed]
+    assert calls[committed - 2] == ("fsync", second)  # the names; then the manifest itself
+    removed = calls.index(("unlink", f"{first}/{MANIFEST}"))
+    assert calls[0] == ("fsync", checkpoints.folder)  # the parent of the new checkpoint
+    assert calls[committed + 1 : removed] == [("fsync", second)]
+    assert calls[removed + 1] == (
+        "fsync",
+        first,
+    )  # half a checkpoint without power: it has no manifest
+    assert {call for call, _ in calls[removed + 2 :]} == {"unlink"}
 
 
 # -- kills
 
 
-def killed_while(work, reports, seconds):
-    """What a forked child reported before it was killed, so long after so many reports."""
+def killed_while(run, num_reports, seconds):
+    """Reports of a forked child, killed some seconds after a number of reports."""
     reads, writes = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            work(lambda number: os.write(writes, number.to_bytes(8, "little")))
+            run(lambda number: os.write(writes, number.to_bytes(8, "little")))
         finally:
             os._exit(1)
     os.close(writes)
     with open(reads, "rb") as file:
-        found = file.read(8 * reports)
+        found = file.read(8 * num_reports)
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -393,11 +398,11 @@ def killed_while(work, reports, seconds):
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_while_it_saves(checkpoints, kills):
-    draw, done, left_something = random.Random(0), -1, 0
+def test_kills_during_saves_lose_at_most_the_last_one(checkpoints, kills):
+    draw, done, num_leftovers = random.Random(0), -1, 0
 
     def work(report):
-        os.fsync = lambda fd: None  # in the child: a kill is no loss of power
+        os.fsync = lambda fd: None  # in the child: a kill is not a loss of power
         found = checkpoints.newest(pytest.fail)
         update = -1 if found is None else found.update
         report(update + 1)
@@ -409,32 +414,32 @@ def test_killed_while_it_saves(checkpoints, kills):
     for _ in range(kills):
         reported = killed_while(work, draw.randint(1, 5), draw.random() * 0.01)
         done = max(done, reported[-1] - 1)
-        left_something += len(names(checkpoints)) > 3
+        num_leftovers += len(names(checkpoints)) > 3
         found = Checkpoints(checkpoints.folder).newest(pytest.fail)
         if found is None:
             assert done == -1
         else:
             assert done <= found.update <= done + 1  # it may be killed before it reports
-            assert_whole(found, found.update)
+            assert_intact(found, found.update)
             done = found.update
-    assert done > kills and (left_something or kills < 50)
+    assert done > kills and (num_leftovers or kills < 50)
     save(checkpoints, done + 1)
     best = checkpoints.best(pytest.fail)
     assert best.score == 6.0
     assert 2 <= len(names(checkpoints)) <= 3  # two of the newest, and the best
     for found in checkpoints.available():
-        assert_whole(found, found.update)
+        assert_intact(found, found.update)
         assert len(os.listdir(found.root)) == 3
 
 
-def test_what_a_kill_leaves_is_passed_over_and_then_removed(checkpoints):
+def test_leftovers_of_a_kill_are_skipped_and_then_removed(checkpoints):
     save(checkpoints, 1)
     path = save(checkpoints, 2)
-    os.unlink(path / MANIFEST)  # as a killed save leaves it, and a killed removal
+    os.unlink(path / MANIFEST)  # as after a killed save or removal
     (path / ".0123456789ab.tmp").write_bytes(b"half a manifest")
     os.makedirs(f"{checkpoints.folder}/000000003")
     again = Checkpoints(checkpoints.folder)
-    assert_whole(again.newest(pytest.fail), 1)
+    assert_intact(again.newest(pytest.fail), 1)
     assert again.best(pytest.fail) is None
     assert names(again) == ["000000001", "000000002", "000000003"]  # a reader removes nothing
     save(again, 2)

@@ -1,4 +1,4 @@
-"""Collecting: steps as they are, stacks of frames, and a stop in the middle."""
+"""Collecting: steps, stacked frames, and resumed collectors."""
 
 from contextlib import closing
 
@@ -12,29 +12,29 @@ from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.workers import WorkerBatch
 from raffia.functional.seeds import derive_seed
 from raffia.train.collect import Collector
-from tests.train.envs import Count, Looking, by_observation, counts
+from tests.train.envs import Count, RecordingActor, by_observation, counts
 
 
-def test_steps_follow_from_each_other_and_episodes_end_where_they_should():
+def test_steps_are_consecutive_and_episodes_end_at_their_length():
     collector = Collector(counts(2, [3, 5]), seed=1)
     steps = collector.collect(by_observation, 7)
     assert steps.batch_size == (7, 2) and collector.num_env_steps == 14
     ends = steps["terminated"] | steps["truncated"]
     assert ends[:, 0].tolist() == [False, False, True, False, False, True, False]
     assert ends[:, 1].tolist() == [False] * 4 + [True] + [False] * 2
-    seen, after = steps["observation"], steps["next", "observation"]
-    assert torch.equal(after[:-1][~ends[:-1]], seen[1:][~ends[:-1]])
-    assert (after[2, 0] - seen[2, 0]).item() == 1
+    observations, after = steps["observation"], steps["next", "observation"]
+    assert torch.equal(after[:-1][~ends[:-1]], observations[1:][~ends[:-1]])
+    assert (after[2, 0] - observations[2, 0]).item() == 1
     assert torch.equal(steps["reward"], steps["action"].float())
     ended, before = collector.take_ended(), steps.clone()
-    assert [(one.row, one.length) for one in ended] == [(0, 3), (1, 5), (0, 3)]
+    assert [(episode.row, episode.length) for episode in ended] == [(0, 3), (1, 5), (0, 3)]
     assert ended[1].episode_return == steps["reward"][:5, 1].sum()
     assert collector.take_ended() == []
     collector.collect(by_observation, 9)
-    assert (steps == before).all()  # what was given out does not change later
+    assert (steps == before).all()  # returned steps do not change later
 
 
-def test_episodes_are_made_of_run_row_and_number():
+def test_episode_seeds_follow_from_run_row_and_number():
     collector = Collector(counts(2), seed=5)
     steps = collector.collect(by_observation, 5)
     firsts = [float(derive_seed(5, "episode", row, 0) % 7) for row in range(2)]
@@ -60,19 +60,19 @@ class Motor(Count):
 
 
 @pytest.mark.parametrize("in_workers", [False, True])
-def test_an_environment_that_raises_is_told_with_what_gives_it_again(in_workers):
+def test_the_error_of_an_environment_has_a_note_that_reproduces_it(in_workers):
     make = [Count, Motor]
-    env = WorkerBatch(make, 2) if in_workers else SerialBatch([one() for one in make])
+    env = WorkerBatch(make, 2) if in_workers else SerialBatch([make_one() for make_one in make])
     with closing(env):
         collector = Collector(env, seed=5, first_row=4)
         with pytest.raises(RuntimeError, match="the motor is hot") as caught:
             collector.collect(by_observation, 3)
     seed = derive_seed(5, "episode", 5, 0)
-    told = f"the run's environment 5, after 2 actions since the reset with seed {seed}"
-    assert caught.value.__notes__ == [told]
+    note = f"the run's environment 5, after 2 actions since the reset with seed {seed}"
+    assert caught.value.__notes__ == [note]
 
 
-def test_a_reset_that_raises_is_told_with_its_seed():
+def test_the_error_of_a_reset_has_a_note_with_its_seed():
     env = SerialBatch([Count(), Motor(), Count()])
     collector = Collector(env, seed=5)
     env.envs[1].at_reset = True
@@ -82,21 +82,21 @@ def test_a_reset_that_raises_is_told_with_its_seed():
     assert caught.value.__notes__ == [f"the run's environment 1, at the reset with seed {seed}"]
 
 
-def test_an_actor_sees_stacks_that_start_with_the_first_frame():
-    look = Looking()
+def test_an_actor_gets_stacks_padded_with_the_first_frame():
+    actor = RecordingActor()
     collector = Collector(counts(1), seed=3, frame_stack=3)
-    steps = collector.collect(look, 5)
+    steps = collector.collect(actor, 5)
     assert steps["observation"].shape == (5, 1, 1)  # the newest frame is what is stored
     first = steps["observation"][0, 0, 0]
-    assert (look.seen[0][0, :, 0] - first).tolist() == [0, 0, 0]
-    assert (look.seen[1][0, :, 0] - first).tolist() == [0, 0, 1]
-    assert (look.seen[3][0, :, 0] - first).tolist() == [1, 2, 3]
+    assert (actor.observations[0][0, :, 0] - first).tolist() == [0, 0, 0]
+    assert (actor.observations[1][0, :, 0] - first).tolist() == [0, 0, 1]
+    assert (actor.observations[3][0, :, 0] - first).tolist() == [1, 2, 3]
     again = steps["observation"][4, 0, 0]  # another episode
-    assert (look.seen[4][0, :, 0] - again).tolist() == [0, 0, 0]
+    assert (actor.observations[4][0, :, 0] - again).tolist() == [0, 0, 0]
 
 
-def test_the_replay_gives_the_stacks_that_the_actor_saw():
-    look = Looking()
+def test_the_replay_gives_the_stacks_that_the_actor_got():
+    actor = RecordingActor()
     collector = Collector(counts(2, [6, 4]), seed=3, frame_stack=3)
     replay = SegmentReplayBuffer(
         TensorStorage(60),
@@ -104,31 +104,31 @@ def test_the_replay_gives_the_stacks_that_the_actor_saw():
         observation_keys=["observation"],
         frame_stack={"observation": 3},
     )
-    index = replay.extend(collector.collect(look, 11))
+    index = replay.extend(collector.collect(actor, 11))
     for time in range(9):
-        windows = replay.read(index[time])
-        assert torch.equal(windows["observation"][:, 0], look.seen[time])
+        segments = replay.read(index[time])
+        assert torch.equal(segments["observation"][:, 0], actor.observations[time])
 
 
 @pytest.mark.parametrize("frame_stack", [1, 3])
 @pytest.mark.parametrize("num_before", [0, 1, 7])
-def test_a_resumed_collector_goes_on_as_if_it_had_not_been_stopped(frame_stack, num_before):
-    straight = Collector(counts(3, [5, 2, 9]), seed=2, frame_stack=frame_stack)
+def test_a_resumed_collector_continues_exactly(frame_stack, num_before):
+    uninterrupted = Collector(counts(3, [5, 2, 9]), seed=2, frame_stack=frame_stack)
     if num_before:
-        straight.collect(by_observation, num_before)
-    state = straight.state().clone()
-    straight.take_ended()
+        uninterrupted.collect(by_observation, num_before)
+    state = uninterrupted.state().clone()
+    uninterrupted.take_ended()
     resumed = Collector(counts(3, [5, 2, 9]), seed=2, frame_stack=frame_stack)
     resumed.load_state(state)
-    assert resumed.num_env_steps == straight.num_env_steps
-    assert (straight.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
-    assert straight.take_ended() == resumed.take_ended()
+    assert resumed.num_env_steps == uninterrupted.num_env_steps
+    assert (uninterrupted.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
+    assert uninterrupted.take_ended() == resumed.take_ended()
 
 
 class Lives(Count):
-    """Has lost a life after each third step; the game is over after the eighth.
+    """Loses a life after each third step; the game is over after the eighth.
 
-    flag: how a lost life is told.
+    flag: the entry that marks a lost life.
     """
 
     def __init__(self, flag="terminated"):
@@ -152,24 +152,24 @@ class Lives(Count):
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 @pytest.mark.parametrize("num_before", [2, 3, 4, 7, 9])
-def test_a_game_goes_on_behind_a_lost_life(num_before, flag):
-    look = Looking()
+def test_a_game_continues_after_a_lost_life(num_before, flag):
+    actor = RecordingActor()
     envs = lambda: SerialBatch([Lives(flag) for _ in range(2)])  # noqa: E731
     collector = Collector(envs(), seed=1, frame_stack=3)
-    steps = collector.collect(look, 9)
+    steps = collector.collect(actor, 9)
     first = steps["observation"][0, :, 0]
     assert (steps["observation"][:8, 0, 0] - first[0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert steps[flag][:8, 0].nonzero().flatten().tolist()[:2] == [2, 5]
-    assert (look.seen[3][0, :, 0] - first[0]).tolist() == [3, 3, 3]  # no frame from before
-    assert (look.seen[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
+    assert (actor.observations[3][0, :, 0] - first[0]).tolist() == [3, 3, 3]  # no frame from before
+    assert (actor.observations[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
     assert [episode.length for episode in collector.take_ended()] == [8, 8]
 
-    straight = Collector(envs(), seed=1, frame_stack=3)
-    straight.collect(by_observation, num_before)
+    uninterrupted = Collector(envs(), seed=1, frame_stack=3)
+    uninterrupted.collect(by_observation, num_before)
     resumed = Collector(envs(), seed=1, frame_stack=3)
-    resumed.load_state(straight.state().clone())
-    assert torch.equal(straight.now["observation"], resumed.now["observation"])
-    assert (straight.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
+    resumed.load_state(uninterrupted.state().clone())
+    assert torch.equal(uninterrupted.now["observation"], resumed.now["observation"])
+    assert (uninterrupted.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
 
 
 def test_a_state_of_other_envs_is_refused():

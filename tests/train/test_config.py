@@ -1,4 +1,4 @@
-"""Configs from and to JSON, YAML and the command line, and what is said of mistakes."""
+"""Configs from and to JSON, YAML and the command line, and the errors for mistakes."""
 
 import inspect
 import json
@@ -50,7 +50,7 @@ class Outer:
     inner: Inner = field(default_factory=Inner)
 
 
-def asked(*words, default=None):
+def parse(*words, default=None):
     default = Outer() if default is None else default
     return from_command_line(default, words, prog="prog", description="What it does.")
 
@@ -74,20 +74,20 @@ outers = st.builds(
 
 @given(outers)
 @settings(deadline=None)
-def test_any_config_comes_back_from_json(config):
+def test_configs_round_trip_through_json(config):
     text = json.dumps(to_json(config), allow_nan=False)
     assert from_json(Outer, json.loads(text)) == config
 
 
 @given(outers, outers)
 @settings(deadline=None, max_examples=30)
-def test_a_whole_config_hides_its_base(config, base):
+def test_a_complete_config_overrides_its_base(config, base):
     assert from_json(Outer, to_json(config), base=base) == config
 
 
 @given(outers)
 @settings(deadline=None, max_examples=30)
-def test_any_config_comes_back_from_yaml(tmp_path_factory, config):
+def test_configs_round_trip_through_yaml(tmp_path_factory, config):
     import yaml
 
     # YAML 1.2 has numbers that are texts to PyYAML, which writes them bare.
@@ -97,7 +97,7 @@ def test_any_config_comes_back_from_yaml(tmp_path_factory, config):
     assert read_config(Outer, path) == config
 
 
-def test_what_is_left_out_is_the_bases_or_the_default():
+def test_missing_settings_come_from_the_base_or_the_default():
     base = Outer(steps=9, inner=Inner(rate=2.0, size=96))
     found = from_json(Outer, {"inner": {"size": 64}}, base=base)
     assert found == replace(base, inner=Inner(rate=2.0))
@@ -129,7 +129,7 @@ def test_what_is_left_out_is_the_bases_or_the_default():
         ({"inner": {"rate": -1}}, "inner: rate=-1.0 must not be negative"),
     ],
 )
-def test_mistakes_in_data_are_named_with_their_place(data, text):
+def test_errors_in_data_name_the_setting(data, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         from_json(Outer, data)
 
@@ -149,14 +149,14 @@ def test_mistakes_in_data_are_named_with_their_place(data, text):
         ("a.json", '{"stesp": 1}', "a.json: there is no setting stesp; did you mean steps?"),
     ],
 )
-def test_mistakes_in_files_are_named_with_the_file(tmp_path, name, content, text):
+def test_errors_in_files_name_the_file(tmp_path, name, content, text):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=re.escape(text)):
         read_config(Outer, tmp_path / name)
 
 
-def test_yaml_reads_exponents_as_numbers_and_an_empty_file_as_nothing(tmp_path):
+def test_yaml_exponents_are_numbers_and_an_empty_file_is_empty(tmp_path):
     path = tmp_path / "a.yml"
     path.write_text("name: '1e3'\ninner:\n  rate: 1e-3\n")
     assert read_config(Outer, path) == Outer(name="1e3", inner=Inner(rate=1e-3))
@@ -168,24 +168,24 @@ def test_yaml_reads_exponents_as_numbers_and_an_empty_file_as_nothing(tmp_path):
 
 
 def test_the_command_line_sets_any_field():
-    assert asked("--inner.bounds", "-1", "2", "--steps=-3").inner.bounds == (-1.0, 2)
-    assert asked("--steps", "1", "--steps=2").steps == 2
-    assert asked("--name=a=b").name == "a=b"
-    got = Outer(quick=True, goal=2.0, inner=Inner(kinds=("two", "one")))
-    found = asked("--no-quick", "--goal", "none", "--inner.kinds", default=got)
+    assert parse("--inner.bounds", "-1", "2", "--steps=-3").inner.bounds == (-1.0, 2)
+    assert parse("--steps", "1", "--steps=2").steps == 2
+    assert parse("--name=a=b").name == "a=b"
+    given = Outer(quick=True, goal=2.0, inner=Inner(kinds=("two", "one")))
+    found = parse("--no-quick", "--goal", "none", "--inner.kinds", default=given)
     assert found == Outer(inner=Inner(kinds=()))
 
 
-def test_flags_win_over_files_and_later_files_over_earlier_ones(tmp_path):
+def test_flags_override_files_and_later_files_override_earlier_ones(tmp_path):
     (tmp_path / "one.json").write_text('{"steps": 1, "name": "one", "inner": {"rate": 1}}')
     (tmp_path / "two.yaml").write_text("{name: two}")
-    words = ["--steps", "5", "--config", str(tmp_path / "one.json")]
-    got = asked(*words, f"--config={tmp_path / 'two.yaml'}", default=Outer(quick=True))
-    assert got == Outer(steps=5, name="two", quick=True, inner=Inner(rate=1.0))
+    args = ["--steps", "5", "--config", str(tmp_path / "one.json")]
+    found = parse(*args, f"--config={tmp_path / 'two.yaml'}", default=Outer(quick=True))
+    assert found == Outer(steps=5, name="two", quick=True, inner=Inner(rate=1.0))
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("args", "text"),
     [
         ("--inner.rat 1", "there is no --inner.rat; did you mean --inner.rate?"),
         ("--no_quik", "there is no --no_quik; did you mean --no_quick?"),
@@ -200,18 +200,18 @@ def test_flags_win_over_files_and_later_files_over_earlier_ones(tmp_path):
         ("--quick yes", "--quick takes no value; got 'yes' after it. Write --quick or --no_quick"),
     ],
 )
-def test_mistakes_on_the_command_line_are_told(words, text):
+def test_errors_on_the_command_line_are_named(args, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
-        asked(*words.split())
+        parse(*args.split())
 
 
-def as_words(config, place=""):
+def as_args(config, prefix=""):
     for each in fields(config):
-        value, flag = getattr(config, each.name), f"--{place}{each.name}"
+        value, flag = getattr(config, each.name), f"--{prefix}{each.name}"
         if isinstance(value, Inner):
-            yield from as_words(value, f"{place}{each.name}.")
+            yield from as_args(value, f"{prefix}{each.name}.")
         elif isinstance(value, bool):
-            yield flag if value else f"--{place}no_{each.name}"
+            yield flag if value else f"--{prefix}no_{each.name}"
         elif isinstance(value, tuple):
             yield from [flag, *map(str, value)]
         else:
@@ -220,26 +220,26 @@ def as_words(config, place=""):
 
 @given(outers.filter(lambda config: not config.name.startswith("-")))
 @settings(deadline=None, max_examples=40)
-def test_words_mean_what_the_help_says_of_them(config):
-    words = list(as_words(config))
-    assert asked(*words) == config
+def test_arguments_are_parsed_as_tyro_parses_them(config):
+    args = list(as_args(config))
+    assert parse(*args) == config
     # tyro prints the help; its own reading of the same words agrees
-    assert tyro.cli(Outer, args=words, use_underscores=True) == config
+    assert tyro.cli(Outer, args=args, use_underscores=True) == config
 
 
-def plain(text):
-    """Without boxes and line breaks."""
+def without_boxes(text):
+    """The text without boxes and line breaks."""
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
 
 
 def help_of(default, capsys):
-    with pytest.raises(SystemExit) as left:
-        asked("--help", default=default)
-    assert left.value.code == 0
-    return plain(capsys.readouterr().out)
+    with pytest.raises(SystemExit) as raised:
+        parse("--help", default=default)
+    assert raised.value.code == 0
+    return without_boxes(capsys.readouterr().out)
 
 
-def test_help_says_names_types_choices_and_defaults(capsys):
+def test_help_shows_names_types_choices_and_defaults(capsys):
     text = help_of(Outer(steps=9), capsys)
     for part in ["What it does.", "What lies within.", "--quick, --no_quick", "(default: 9)"]:
         assert part in text
@@ -248,11 +248,11 @@ def test_help_says_names_types_choices_and_defaults(capsys):
 
 
 def comments(kind, prefix=""):
-    """(setting, the comment beside it or above it) of a config, and of those in it."""
+    """(setting, the comment beside or above it) of a config, nested ones included."""
     for each in fields(kind):
         name, inner = f"{prefix}{each.name}", each.default_factory
-        if is_dataclass(made := inner() if inner is not MISSING else None):
-            yield from comments(type(made), f"{name}.")
+        if is_dataclass(default := inner() if inner is not MISSING else None):
+            yield from comments(type(default), f"{name}.")
             continue
         owner = next(base for base in kind.__mro__ if each.name in vars(base)["__annotations__"])
         above = []
@@ -267,20 +267,20 @@ def comments(kind, prefix=""):
 
 
 @pytest.mark.parametrize("name", ["efficientzero", "ilql"])
-def test_each_setting_has_a_comment_of_its_own_which_its_help_shows(name, capsys):
+def test_each_setting_has_its_own_comment_which_its_help_shows(name, capsys):
     config = ALGORITHMS[name].config
     text = help_of(config(), capsys)
-    said = dict(comments(config))
-    assert set(said) == set(setting_names(config))
-    for setting, comment in said.items():
+    found = dict(comments(config))
+    assert set(found) == set(setting_names(config))
+    for setting, comment in found.items():
         assert comment, f"{setting} has no comment"
         shown = re.search(rf"--{re.escape(setting)}[ ,](.*?)\(default:", text)[1]
         assert shown.strip().endswith(" ".join(comment.split())), setting
-    assert len(set(said.values())) > 0.9 * len(said)
+    assert len(set(found.values())) > 0.9 * len(found)
 
 
 @pytest.mark.parametrize("name", ["efficientzero", "ilql"])
-def test_the_text_of_a_run_is_the_call_that_makes_it(name):
+def test_the_repr_of_a_run_is_the_call_that_makes_it(name):
     algorithm = ALGORITHMS[name]
     kinds = {type(algorithm.config()).__name__: algorithm.config}
     waiting = [algorithm.config()]
@@ -309,7 +309,7 @@ except SystemExit:
     assert done.returncode == 7, done.stderr
 
 
-def test_the_nearest_name_may_lie_elsewhere():
+def test_the_nearest_name_may_be_nested_elsewhere():
     names = ["seed", "search.num_simulations", "evaluate.num_simulations"]
     assert nearest_name("num_simulations", names) == "search.num_simulations"
     assert nearest_name("evaluate.num_simulation", names) == "evaluate.num_simulations"

@@ -1,4 +1,4 @@
-"""Whole episodes: how many, which seeds, who begins, what is broken off."""
+"""Evaluation episodes: their number, seeds, first players, limits and stops."""
 
 from functools import partial
 
@@ -10,10 +10,10 @@ from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import play_episodes, play_members
-from tests.train.envs import Looking, by_observation, counts
+from tests.train.envs import RecordingActor, by_observation, counts
 
 
-def test_a_weak_player_loses_from_both_sides_and_a_strong_one_wins_and_begin_in_turns():
+def test_a_weak_player_loses_a_strong_one_wins_and_the_first_player_alternates():
     perfect, random = PerfectTicTacToe(), RandomOpponent()
 
     def first_legal(states):
@@ -35,7 +35,7 @@ def test_a_weak_player_loses_from_both_sides_and_a_strong_one_wins_and_begin_in_
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 9])
-def test_returns_do_not_depend_on_how_many_are_played_at_once(num_envs):
+def test_returns_do_not_depend_on_the_number_of_envs(num_envs):
     found = play_episodes(counts(num_envs), by_observation, num_episodes=7, seed=4)
     firsts = [derive_seed(4, "evaluate", i) % 7 for i in range(7)]
     expected = [float(sum((first + t) % 3 for t in range(4))) for first in firsts]
@@ -53,31 +53,31 @@ def test_lengths_limits_and_stops():
     assert play_members(counts(2), of_member, [0], **settings) is None
 
 
-def test_stacks_are_seen_as_when_collecting():
-    look = Looking()
-    play_episodes(counts(1), look, num_episodes=2, seed=0, frame_stack=3)
-    assert (look.seen[0] - look.seen[0][:, :1]).flatten().tolist() == [0, 0, 0]
-    assert (look.seen[2] - look.seen[2][:, :1]).flatten().tolist() == [0, 1, 2]
-    assert (look.seen[4] - look.seen[4][:, :1]).flatten().tolist() == [0, 0, 0]
+def test_actors_get_stacks_as_when_collecting():
+    actor = RecordingActor()
+    play_episodes(counts(1), actor, num_episodes=2, seed=0, frame_stack=3)
+    assert (actor.observations[0] - actor.observations[0][:, :1]).flatten().tolist() == [0, 0, 0]
+    assert (actor.observations[2] - actor.observations[2][:, :1]).flatten().tolist() == [0, 1, 2]
+    assert (actor.observations[4] - actor.observations[4][:, :1]).flatten().tolist() == [0, 0, 0]
 
 
-def test_somebody_can_look_on():
-    class Look:
+def test_episodes_can_be_watched():
+    class Watcher:
         def __init__(self):
-            self.pictures, self.ends = {}, {}
+            self.frames, self.ends = {}, {}
 
         def on_step(self, env, episode, row, chosen):
             time = int(env.render(row)[0, 0, 0])
-            self.pictures.setdefault(episode, []).append((time, chosen is not None))
+            self.frames.setdefault(episode, []).append((time, chosen is not None))
 
         def ended(self, episode, episode_return):
             self.ends[episode] = episode_return
 
-    look = Look()
-    found = play_episodes(counts(2), by_observation, num_episodes=3, seed=0, watch=look)
+    watcher = Watcher()
+    found = play_episodes(counts(2), by_observation, num_episodes=3, seed=0, watch=watcher)
     shown = [(0, True), (1, True), (2, True), (3, True), (4, False)]
-    assert look.pictures == {0: shown, 1: shown, 2: shown}
-    assert [look.ends[i] for i in range(3)] == found.returns
+    assert watcher.frames == {0: shown, 1: shown, 2: shown}
+    assert [watcher.ends[i] for i in range(3)] == found.returns
 
 
 def best_for(opponent):
@@ -88,12 +88,12 @@ def best_for(opponent):
 
 
 def of_member(states):
-    """Each member has its own way."""
+    """An actor whose actions differ by member."""
     action = (states["observation"].flatten(1)[:, -1].long() + states["member"]) % 3
     return TensorDict(action=action, batch_size=[len(states)])
 
 
-def by(member):
+def actor_of(member):
     def choose(states):
         return of_member(states.copy().set("member", torch.full((len(states),), member)))
 
@@ -102,7 +102,7 @@ def by(member):
 
 @pytest.mark.parametrize("num_envs", [1, 4, 20])
 @pytest.mark.parametrize("frame_stack", [1, 3])
-def test_members_play_what_each_would_play_alone(num_envs, frame_stack):
+def test_members_play_the_same_episodes_as_alone(num_envs, frame_stack):
     lengths = [2, 7, 3, 4] * 5
     settings = {"num_episodes": 5, "seed": 4, "frame_stack": frame_stack}
     envs = counts(num_envs, lengths[:num_envs]) if num_envs > 1 else counts(1)
@@ -110,27 +110,29 @@ def test_members_play_what_each_would_play_alone(num_envs, frame_stack):
     assert list(found) == [0, 2, 1]
     for member, episodes in found.items():
         assert len(episodes.returns) == 5
-        if num_envs == 1:  # environments of unlike lengths are met in another order
-            assert episodes == play_episodes(counts(1), by(member), **settings)
+        if num_envs == 1:  # environments of other lengths come in another order
+            assert episodes == play_episodes(counts(1), actor_of(member), **settings)
     assert num_envs > 1 or found[0] != found[1]
 
 
-def test_only_the_members_that_are_named_play_and_one_is_watched():
-    seen, ends = [], []
+def test_only_the_named_members_play_and_one_is_watched():
+    episodes, ends = [], []
 
-    class Look:
+    class Watcher:
         def on_step(self, env, episode, row, chosen):
-            seen.append(episode)
+            episodes.append(episode)
 
         def ended(self, episode, episode_return):
             ends.append((episode, episode_return))
 
-    asked = set()
+    members = set()
 
     def choose(states):
-        asked.update(states["member"].tolist())
+        members.update(states["member"].tolist())
         return of_member(states)
 
-    found = play_members(counts(4), choose, [1, 3], num_episodes=2, seed=0, watch=Look(), watched=3)
-    assert asked == {1, 3} == set(found)
-    assert sorted(ends) == list(enumerate(found[3].returns)) and set(seen) == {0, 1}
+    found = play_members(
+        counts(4), choose, [1, 3], num_episodes=2, seed=0, watch=Watcher(), watched=3
+    )
+    assert members == {1, 3} == set(found)
+    assert sorted(ends) == list(enumerate(found[3].returns)) and set(episodes) == {0, 1}

@@ -1,4 +1,4 @@
-"""Open evaluations: whose weights they play, when they are joined, and again after a resume."""
+"""Open evaluations: their weights, when they are joined, and after a resume."""
 
 from contextlib import closing
 
@@ -12,8 +12,8 @@ from raffia.train.evaluations import Evaluated, Evaluations
 from tests.train.roles import Stateless
 
 
-def test_a_stop_leaves_what_is_open_and_an_empty_state_forgets_it():
-    with closing(made()) as evaluations:
+def test_a_stop_leaves_evaluations_open_and_an_empty_state_drops_them():
+    with closing(make_evaluations()) as evaluations:
         evaluations.begin(state(2), 20)
         assert evaluations.join(lambda: True) is None
         assert evaluations.updates == [2]
@@ -31,7 +31,7 @@ class Weigh(Stateless):
         return TensorDict(score=weights["w"] + task["count"] / 1000)
 
 
-def made(**settings):
+def make_evaluations(**settings):
     return Evaluations(
         Pool(InlineEngine(), f"{__name__}:Weigh", "{}", settings.pop("num", 2)),
         join_after=settings.pop("join_after", 5),
@@ -47,8 +47,8 @@ def state(update):
 def joined(evaluations):
     found = []
     while evaluations.updates:
-        one = evaluations.join()
-        found.append((one.update, one.at, one.outcome.score))
+        evaluation = evaluations.join()
+        found.append((evaluation.update, evaluation.at, evaluation.outcome.score))
     return found
 
 
@@ -61,23 +61,23 @@ EXPECTED = [
 
 @pytest.mark.parametrize("num", [1, 2, 3])
 @pytest.mark.parametrize("resumed", [False, True])
-def test_each_is_of_the_weights_of_its_update(num, resumed):
-    with closing(made(num=num)) as evaluations:
+def test_each_evaluation_has_the_weights_of_its_update(num, resumed):
+    with closing(make_evaluations(num=num)) as evaluations:
         for update in (2, 4, 9):
-            now = state(update)
-            evaluations.begin(now, 10 * update)
-            now["w"].fill_(100.0)  # as a learner writes into its state
+            current = state(update)
+            evaluations.begin(current, 10 * update)
+            current["w"].fill_(100.0)  # as a learner writes into its state
         if resumed:
             saved = evaluations.state()
-            evaluations = made(num=1)
+            evaluations = make_evaluations(num=1)
             evaluations.load_state(saved)
         assert (evaluations.updates, evaluations.latest_count) == ([2, 4, 9], 90)
         assert joined(evaluations) == EXPECTED
         assert evaluations.board.versions == [] and evaluations.state().is_empty()
 
 
-def test_they_are_due_in_their_order():
-    with closing(made()) as evaluations:
+def test_evaluations_are_due_in_order():
+    with closing(make_evaluations()) as evaluations:
         assert not evaluations.is_due(100)
         evaluations.begin(state(2), 20)
         evaluations.begin(state(4), 40)

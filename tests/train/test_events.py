@@ -11,14 +11,14 @@ loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_lo
 
 
 def points(path):
-    """What TensorBoard reads, which checks each record: tag, step, value, time."""
+    """Records as TensorBoard reads and checks them: tag, step, value, time."""
     first, *events = loader.EventFileLoader(str(path)).Load()
     assert first.file_version == "brain.Event:2"
-    both = [(event, event.summary.value[0]) for event in events]
-    return [(v.tag, e.step, v.tensor.float_val[0], e.wall_time) for e, v in both]
+    pairs = [(event, event.summary.value[0]) for event in events]
+    return [(v.tag, e.step, v.tensor.float_val[0], e.wall_time) for e, v in pairs]
 
 
-def test_the_check_is_that_of_the_tables():
+def test_the_checksum_is_that_of_the_rfc():
     # RFC 3720, appendix B.4
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
@@ -26,7 +26,7 @@ def test_the_check_is_that_of_the_tables():
     assert crc32c(b"") == 0
 
 
-def test_what_is_written_can_be_read(tmp_path):
+def test_written_records_can_be_read(tmp_path):
     expected = [("train/loss", 0, 0.5, 1.25), ("a" * 300, 2**40, -3.0, 2.0), ("é", 7, 0.0, 1e9)]
     with EventFile(tmp_path) as events:
         for tag, step, value, wall_time in expected:
@@ -38,7 +38,7 @@ def test_what_is_written_can_be_read(tmp_path):
     assert abs(now - os.path.getmtime(events.path)) < 60
 
 
-def test_rewinding_leaves_what_was_written_before(tmp_path):
+def test_rewinding_leaves_earlier_records(tmp_path):
     with EventFile(tmp_path) as events:
         start = events.position()
         events.write("loss", 1.0, step=1)
@@ -57,7 +57,7 @@ def test_rewinding_leaves_what_was_written_before(tmp_path):
         assert [point[1] for point in points(events.path)] == [4]
 
 
-def test_what_a_crash_cut_off_is_removed_when_it_is_opened(tmp_path):
+def test_a_truncated_record_is_removed_on_opening(tmp_path):
     with EventFile(tmp_path) as events:
         ends = [events.position()]
         for step in range(4):
@@ -67,12 +67,12 @@ def test_what_a_crash_cut_off_is_removed_when_it_is_opened(tmp_path):
     for cut in range(len(content)):
         Path(events.path).write_bytes(content[:cut])
         with EventFile(tmp_path) as events:
-            whole = sum(end <= cut for end in ends[1:])
-            assert [point[1] for point in points(events.path)] == [*range(whole)]
+            num_complete = sum(end <= cut for end in ends[1:])
+            assert [point[1] for point in points(events.path)] == [*range(num_complete)]
 
 
 @pytest.mark.parametrize("tail", [bytes(5000), b"\xff" * 100, random.Random(0).randbytes(3000)])
-def test_what_is_no_record_is_removed_too(tmp_path, tail):
+def test_other_bytes_at_the_end_are_removed(tmp_path, tail):
     with EventFile(tmp_path) as events:
         events.write("loss", 1.0, step=1)
     with open(events.path, "ab") as file:
@@ -82,7 +82,7 @@ def test_what_is_no_record_is_removed_too(tmp_path, tail):
         assert [point[1] for point in points(events.path)] == [1, 2]
 
 
-def test_another_writer_keeps_its_file(tmp_path):
+def test_files_of_other_writers_stay(tmp_path):
     other = tmp_path / "events.out.tfevents.0000000001.host.1.0"
     other.write_bytes(b"not ours")
     with EventFile(tmp_path) as events:

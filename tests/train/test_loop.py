@@ -16,51 +16,51 @@ from tests.recipes.runs import Quiet
 
 
 def add(state):
-    """One more each time."""
+    """An update that adds one."""
     x = state["x"] + 1
     return TensorDict(step=state["step"] + 1, x=x), TensorDict(loss=x)
 
 
-def go(state=None, *, num_updates=5, every=(), stop=lambda: False):
+def run(state=None, *, num_updates=5, every=(), stop=lambda: False):
     begin = TensorDict(step=torch.tensor(0), x=torch.tensor(10.0))
     return train(
         begin if state is None else state, add, num_updates=num_updates, every=every, stop=stop
     )
 
 
-def test_it_updates_as_often_as_asked_and_tells_of_each():
-    told = []
-    state, reason = go(every=[lambda state, metrics: told.append(float(metrics["loss"]))])
+def test_train_makes_the_updates_and_calls_tasks_with_their_metrics():
+    losses = []
+    state, reason = run(every=[lambda state, metrics: losses.append(float(metrics["loss"]))])
     assert (int(state["step"]), float(state["x"]), reason) == (5, 15.0, "finished")
-    assert told == [11.0, 12.0, 13.0, 14.0, 15.0]
+    assert losses == [11.0, 12.0, 13.0, 14.0, 15.0]
 
 
-def test_a_stop_comes_between_updates_and_the_rest_can_follow():
+def test_a_stop_comes_between_updates_and_a_run_can_be_continued():
     calls = iter([False, False, True])
-    state, reason = go(stop=lambda: next(calls))
+    state, reason = run(stop=lambda: next(calls))
     assert (int(state["step"]), reason) == (2, "stopped")
-    state, reason = go(state)
+    state, reason = run(state)
     assert (int(state["step"]), float(state["x"]), reason) == (5, 15.0, "finished")
 
 
 def test_tasks_come_after_each_update_and_may_change_the_state_or_end_the_run():
-    seen = []
+    updates = []
 
     def doubles(state, metrics):
-        seen.append(int(state["step"]))
+        updates.append(int(state["step"]))
         return TensorDict(step=state["step"], x=state["x"] * 2)
 
     def ends(state, metrics):
         if int(state["step"]) == 3:
             raise Ended("target")
 
-    state, reason = go(every=[doubles, ends])
-    assert seen == [1, 2, 3]
+    state, reason = run(every=[doubles, ends])
+    assert updates == [1, 2, 3]
     assert float(state["x"]) == ((10 + 1) * 2 + 1) * 4 + 2
     assert reason == "target"
 
 
-def test_what_is_not_finite_is_not_applied(tmp_path):
+def test_gradients_that_are_not_finite_are_not_applied(tmp_path):
     class Broken:
         def grads(self, state, batch):
             return TensorDict(grads=torch.tensor(1.0)), TensorDict(loss=torch.tensor(torch.nan))
@@ -68,15 +68,15 @@ def test_what_is_not_finite_is_not_applied(tmp_path):
     experiment = Experiment(tmp_path, Quiet(), seed=0)
     experiment.learner = Broken()  # it has no `apply`
     with pytest.raises(ArithmeticError, match="loss"):
-        experiment.learn(at(0), TensorDict())
+        experiment.learn(state_at(0), TensorDict())
 
 
 class Evaluated(Experiment):
     """An experiment whose evaluations are given."""
 
-    def __init__(self, folder, found=(), *, plays=True, every=10, target=None):
+    def __init__(self, folder, found=(), *, counts_steps=True, every=10, target=None):
         super().__init__(folder, Quiet(), seed=0)
-        self.found, self.steps = iter(found), 0 if plays else None
+        self.found, self.steps = iter(found), 0 if counts_steps else None
         plan = {"title": "", "num_updates": 100, "num_simulations": 8, "save_every": 4}
         self.plan = Plan(**plan, evaluate_every=every, target_return=target)
 
@@ -90,10 +90,10 @@ class Evaluated(Experiment):
 
 class Log:
     def __init__(self):
-        self.seen, self.rows = [], []
+        self.evaluations, self.rows = [], []
 
     def evaluated(self, mean_return, best):
-        self.seen.append((mean_return, best))
+        self.evaluations.append((mean_return, best))
 
     def write(self, kind, **values):
         self.rows.append({"kind": kind, **values})
@@ -109,81 +109,81 @@ def of_returns(*returns):
     return Episodes([*returns], [5] * len(returns))
 
 
-def at(update):
+def state_at(update):
     return TensorDict(step=torch.tensor(update))
 
 
-def test_evaluations_are_due_each_so_many_steps_and_the_best_is_known(tmp_path):
+def test_evaluations_are_due_at_an_interval_and_the_best_is_known(tmp_path):
     found = [of_returns(1.0, 3.0), of_returns(1.0), of_returns(9.0)]
     experiment, task, log = evaluation(tmp_path, found)
     improved = []
     for update, experiment.steps in enumerate([5, 10, 15, 27, 31], 1):
-        task.catch_up(at(update))
+        task.catch_up(state_at(update))
         improved.append(task.improved(update))
-    assert log.seen == [(2.0, 2.0), (1.0, 2.0), (9.0, 9.0)]
+    assert log.evaluations == [(2.0, 2.0), (1.0, 2.0), (9.0, 9.0)]
     assert improved == [False, True, False, False, True]
     assert (task.score_of(5), task.score_of(4)) == (9.0, None)
     found = [(row["kind"], row["update"], row["env_step"]) for row in log.rows]
     assert found == [("evaluate", 2, 10), ("evaluate", 4, 27), ("evaluate", 5, 31)]
-    played = {"returns": [1.0, 3.0], "lengths": [5, 5], "mean_return": 2.0}
-    assert log.rows[0]["values"] == {**played, "num_simulations": 8}
+    episodes = {"returns": [1.0, 3.0], "lengths": [5, 5], "mean_return": 2.0}
+    assert log.rows[0]["values"] == {**episodes, "num_simulations": 8}
 
 
 def test_an_interrupted_evaluation_stays_due_and_reaching_the_target_ends_the_run(tmp_path):
     experiment, task, log = evaluation(tmp_path, [None, of_returns(4.0)], target=4.0)
     experiment.steps = 10
-    task.catch_up(at(1))
-    assert log.seen == [] and task.num_done == 0
+    task.catch_up(state_at(1))
+    assert log.evaluations == [] and task.num_done == 0
     with pytest.raises(Ended, match="target"):
-        task.catch_up(at(2))
-    assert log.seen == [(4.0, 4.0)]
+        task.catch_up(state_at(2))
+    assert log.evaluations == [(4.0, 4.0)]
 
 
-def test_an_evaluation_resumes_where_it_stood(tmp_path):
+def test_the_evaluation_task_resumes(tmp_path):
     experiment, task, _ = evaluation(tmp_path, [of_returns(4.0)])
     experiment.steps = 10
-    task.catch_up(at(1))
+    task.catch_up(state_at(1))
     experiment, again, log = evaluation(tmp_path, [of_returns(3.0)])
     experiment.steps = 20
     again.load_state(json.loads(json.dumps(task.state())))
-    again.catch_up(at(2))
-    assert log.seen == [(3.0, 4.0)]
+    again.catch_up(state_at(2))
+    assert log.evaluations == [(3.0, 4.0)]
 
 
 def saving(folder, found=()):
-    experiment, evaluate, _ = evaluation(folder, found, plays=False, every=3)
+    experiment, evaluate, _ = evaluation(folder, found, counts_steps=False, every=3)
     checkpoints = Checkpoints(folder / "checkpoints", keep=99)
     state = RunState(folder, {"evaluate": evaluate, "note": Recorded(7)})
     return experiment, evaluate, checkpoints, Save(experiment, checkpoints, state, evaluate)
 
 
-def test_checkpoints_come_each_so_many_updates_and_of_the_best_states(tmp_path):
+def test_checkpoints_are_saved_at_an_interval_and_for_the_best_states(tmp_path):
     found = [of_returns(score) for score in (1.0, 0.0, 2.0)]
     _, evaluate, checkpoints, save = saving(tmp_path / "run", found)
     for update in range(1, 10):
-        evaluate(at(update), TensorDict())
-        save(at(update), TensorDict())
-    saved = [(one.update, one.score) for one in checkpoints.available()]
+        evaluate(state_at(update), TensorDict())
+        save(state_at(update), TensorDict())
+    saved = [(checkpoint.update, checkpoint.score) for checkpoint in checkpoints.available()]
     assert saved == [(3, 1.0), (4, None), (8, None), (9, 2.0)]
     assert checkpoints.newest().extras["note"] == 7
 
 
 def test_a_save_that_failed_is_tried_again(tmp_path, monkeypatch):
     experiment, _, checkpoints, save = saving(tmp_path / "run")
-    whole = Checkpoints.save
+    original = Checkpoints.save
 
-    def fails(self, *given, **named):
+    def fails(self, *args, **kwargs):
         raise CheckpointError("run", "was not saved")
 
     monkeypatch.setattr(Checkpoints, "save", fails)
-    save(at(4), TensorDict())
+    save(state_at(4), TensorDict())
     assert save.last == -1 and experiment.view.said == ["update 4: run was not saved."]
-    monkeypatch.setattr(Checkpoints, "save", whole)
-    save(at(4), TensorDict())
-    assert save.last == 4 and [one.update for one in checkpoints.available()] == [4]
+    monkeypatch.setattr(Checkpoints, "save", original)
+    save(state_at(4), TensorDict())
+    assert save.last == 4 and [checkpoint.update for checkpoint in checkpoints.available()] == [4]
 
 
-def test_a_tree_of_parts_is_one_file_of_tensors_and_what_is_empty_is_none(tmp_path):
+def test_a_tree_of_parts_is_one_file_and_empty_parts_have_none(tmp_path):
     class Part:
         def __init__(self, state):
             self.now = state
@@ -200,7 +200,7 @@ def test_a_tree_of_parts_is_one_file_of_tensors_and_what_is_empty_is_none(tmp_pa
 
     x = TensorDict(x=torch.arange(3))
     parts, _ = tree(x, TensorDict(), TensorDict())
-    files, extras = RunState(tmp_path, parts).save(at(5))
+    files, extras = RunState(tmp_path, parts).save(state_at(5))
     assert list(files) == ["state", "both"] and list(files["both"].keys()) == ["full"]
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(5, files, extras)
@@ -211,7 +211,7 @@ def test_a_tree_of_parts_is_one_file_of_tensors_and_what_is_empty_is_none(tmp_pa
     assert (full.now == x).all() and empty.now.is_empty() and alone.now.is_empty()
 
 
-def test_records_take_back_what_came_after_a_checkpoint(tmp_path):
+def test_records_after_a_checkpoint_are_dropped_at_a_resume(tmp_path):
     records = Records(tmp_path)
     records.write("train", update=1, env_step=8, values={"loss": 1.0})
     state = records.state()

@@ -23,7 +23,7 @@ def test_means_are_those_of_all_values(num):
     assert means.take() == {}
 
 
-def test_what_is_added_may_change_afterwards():
+def test_added_tensors_may_change_afterwards():
     means, loss = RunningMeans(), torch.tensor(1.0, requires_grad=True)
     means.add({"loss": loss})
     with torch.no_grad():
@@ -31,7 +31,7 @@ def test_what_is_added_may_change_afterwards():
     assert means.take() == {"loss": 1.0}
 
 
-def test_a_nan_is_seen_and_does_not_stay():
+def test_a_nan_shows_in_one_mean_and_does_not_stay():
     means = RunningMeans()
     means.add({"loss": torch.tensor(float("nan"))})
     means.add({"loss": torch.tensor(1.0)})
@@ -40,23 +40,23 @@ def test_a_nan_is_seen_and_does_not_stay():
     assert means.take() == {"loss": 1.0}
 
 
-def test_means_go_on_after_a_resume():
+def test_means_continue_after_a_resume():
     values = torch.rand(40, generator=torch.Generator().manual_seed(0))
-    never, one = RunningMeans(), RunningMeans()
+    uninterrupted, resumed = RunningMeans(), RunningMeans()
     for i, value in enumerate(values):
-        never.add({"loss": value})
-        one.add({"loss": value})
+        uninterrupted.add({"loss": value})
+        resumed.add({"loss": value})
         if i == 17:
-            never.state()  # as a checkpoint does, in a run that is never stopped too
-            one, state = RunningMeans(), json.loads(json.dumps(one.state()))
-            one.load_state(state)
-    assert never.take() == one.take()
+            uninterrupted.state()  # a checkpoint does so in an uninterrupted run, too
+            resumed, state = RunningMeans(), json.loads(json.dumps(resumed.state()))
+            resumed.load_state(state)
+    assert uninterrupted.take() == resumed.take()
 
 
 # -- times
 
 
-def test_a_phase_within_another_takes_its_time_away_and_ends_with_an_error_too():
+def test_nested_phases_are_subtracted_and_end_with_an_error():
     now = [0.0]
     clock = PhaseClock(now=lambda: now[0])
     with clock.phase("learn"):

@@ -11,7 +11,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def learner():
-    """A state, a batch [4], what it changes, and metrics: all finite."""
+    """A state, a batch [4], an update, and metrics: all finite."""
     weight = dict(body=dict(weight=torch.ones(3, 2)))
     batch = dict(observation=torch.ones(4, 2, 3), image=torch.full((4, 2), 255, dtype=torch.uint8))
     metrics = dict(loss=torch.tensor(0.5), policy_loss=torch.tensor(0.25), priority=torch.ones(4))
@@ -27,7 +27,7 @@ NO_LOSS = ("loss", torch.tensor(NAN))
 
 
 def stopped(folder, **changes):
-    """The error of a guard, after these entries were set."""
+    """The error of a guard when these entries are set."""
     parts = dict(zip(("state", "batch", "update", "metrics"), learner(), strict=True))
     for name, (key, value) in changes.items():
         parts[name][key] = value
@@ -38,7 +38,7 @@ def stopped(folder, **changes):
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("key", ["loss", "policy_loss", "priority"])
-def test_a_term_is_found_by_its_name(tmp_path, key, value):
+def test_a_metric_is_found_by_its_name(tmp_path, key, value):
     bad = torch.tensor([1.0, 1.0, value, value] if key == "priority" else value)
     error = stopped(tmp_path, metrics=(key, bad))
     assert [(finding.where, finding.key) for finding in error.found] == [("metrics", key)]
@@ -66,9 +66,9 @@ def test_parameters_and_gradients_are_found(tmp_path):
     assert error.found[1].key == "grads.body.weight" and error.found[1].value == "inf"
 
 
-def test_the_report_says_all_that_is_known(tmp_path):
+def test_the_report_has_all_findings(tmp_path):
     NaNGuard(tmp_path / "run", seed=3)(*learner())
-    assert os.listdir(tmp_path) == []  # what is finite passes, and writes nothing
+    assert os.listdir(tmp_path) == []  # finite values pass, and nothing is written
     for _ in range(2):  # it can happen again
         error = stopped(tmp_path / "run" / "nan_dump", metrics=NO_LOSS)
     assert os.listdir(tmp_path / "run" / "nan_dump") == ["000000012"]
@@ -82,7 +82,7 @@ def test_the_report_says_all_that_is_known(tmp_path):
     assert report["found"] == [found]
 
 
-def test_what_envs_say_can_be_checked(tmp_path):
+def test_steps_of_envs_can_be_checked(tmp_path):
     steps = TensorDict(observation=torch.ones(4, 3), reward=torch.zeros(4), batch_size=[4])
     guard = NaNGuard(tmp_path)
     guard.check(steps, update=5)
@@ -93,7 +93,7 @@ def test_what_envs_say_can_be_checked(tmp_path):
         guard.check(steps, update=5)
 
 
-def test_a_full_disk_does_not_hide_it(tmp_path):
+def test_a_dump_that_cannot_be_written_does_not_hide_the_error(tmp_path):
     (tmp_path / "nan_dump").write_text("a file in the way")
     error = stopped(tmp_path / "nan_dump", metrics=NO_LOSS)
     assert "metrics loss: nan. The batch could not be saved in" in str(error)
@@ -106,7 +106,7 @@ def test_many_findings_are_cut_short_in_the_text():
     assert "and 12 more entries" in str(NonFiniteError(1, found, "run/nan_dump/1"))
 
 
-def test_several_members_at_once(tmp_path):
+def test_members_of_a_population_are_named_by_row(tmp_path):
     state, batch, update, metrics = learner()
     metrics = TensorDict(loss=torch.tensor([0.5, NAN, 0.25]))
     state["step"] = torch.tensor([11, 11, 11])
@@ -117,7 +117,7 @@ def test_several_members_at_once(tmp_path):
 # -- in little memory
 
 
-def test_looking_at_a_state_takes_little_memory():
+def test_checking_a_state_takes_little_memory():
     import resource
 
     state = TensorDict(a=torch.ones(3000, 5000), b=torch.ones(2000, 5000).t(), c=torch.ones(3))
@@ -134,17 +134,19 @@ def test_looking_at_a_state_takes_little_memory():
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("shape", [(), (3,), (200, 101), (3, 1 << 20), (2, 3, 1 << 19)])
 def test_one_number_is_found_in_entries_of_any_size(shape, value):
-    whole = {"i": torch.arange(3), "small": torch.ones(2), "none": torch.ones(0)}
-    for turned in (False, True):
+    finite = {"i": torch.arange(3), "small": torch.ones(2), "none": torch.ones(0)}
+    for transposed in (False, True):
         leaf = torch.ones(shape)
-        leaf = leaf.transpose(0, -1) if turned and leaf.dim() > 1 else leaf
-        assert all_finite(TensorDict(**whole, leaf=leaf))
-        for place in (0, -1):
+        leaf = leaf.transpose(0, -1) if transposed and leaf.dim() > 1 else leaf
+        assert all_finite(TensorDict(**finite, leaf=leaf))
+        for position in (0, -1):
             bad = leaf.clone()
-            index = tuple([place] * bad.dim())
+            index = tuple([position] * bad.dim())
             bad[index] = value
-            assert not all_finite(TensorDict(**whole, leaf=bad))
+            assert not all_finite(TensorDict(**finite, leaf=bad))
             for dtype in (torch.float64, torch.bfloat16, torch.complex64):
                 assert not all_finite(TensorDict(leaf=bad.to(dtype)))
     assert all_finite(TensorDict()) and all_finite(TensorDict(i=torch.arange(3)))
-    assert [one.rows for one in non_finite("b", TensorDict(b=torch.tensor([1.0, value])))] == [(1,)]
+    assert [
+        finding.rows for finding in non_finite("b", TensorDict(b=torch.tensor([1.0, value])))
+    ] == [(1,)]

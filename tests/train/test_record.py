@@ -1,4 +1,4 @@
-"""Recorded episodes: what is in the film, against a drawing done by hand."""
+"""Recorded episodes: the frames of the video, against a drawing by hand."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from raffia.train.record import (
 from tests.envs.test_video import read_gif
 
 
-def test_pictures_alone_and_an_episode_begins_anew_after_save(tmp_path):
+def test_frames_alone_and_save_starts_a_new_episode(tmp_path):
     recorder = EpisodeRecorder(tmp_path / "episodes", fps=10)
     for name, shades in (("000000004_r12.5", (10, 20, 30)), ("b", (1, 2))):
         for shade in shades:
@@ -44,12 +44,12 @@ def letters(panel):
     return ["".join(names[tuple(pixel.tolist())] for pixel in line) for line in panel]
 
 
-def test_value_and_policy_stand_below(tmp_path):
+def test_value_and_policy_are_drawn_below(tmp_path):
     recorder = EpisodeRecorder(tmp_path, fps=10)
     values, policies = [1.0, 2.0, 3.0], torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.2, 0.8]])
     for t in range(3):
         recorder.frame(picture(50 + t), value=values[t], policy=policies[t])
-    recorder.frame(picture(60))  # the last state: nothing was thought there
+    recorder.frame(picture(60))  # the last state: without a search
     frames, _ = read_gif(recorder.save("a"))
     pictures = torch.stack([picture(shade) for shade in (50, 51, 52, 60)])
     expected = annotated(pictures, torch.tensor([*values, NONE]), [*policies, None])
@@ -86,9 +86,9 @@ def test_the_curve_grows():
     last[:, 1] = True  # up to the highest, without a hole
     last[: room // 2 + 1, 2] = True  # and half down
     for t in range(3):
-        seen = last.clone()
-        seen[:, t + 1 :] = False
-        assert torch.equal(drawn[t], seen)
+        expected = last.clone()
+        expected[:, t + 1 :] = False
+        assert torch.equal(drawn[t], expected)
     assert drawn.sum() == drawn[0].sum() + drawn[1].sum() + drawn[2].sum()
 
 
@@ -101,7 +101,7 @@ def test_values_that_do_not_change_are_a_line_in_the_middle(values):
     assert drawn.sum() == 30 - 2 * MARGIN
 
 
-def test_long_episodes_are_thinned_and_last_as_long(tmp_path):
+def test_frames_of_long_episodes_are_dropped_and_the_duration_stays(tmp_path):
     recorder = EpisodeRecorder(tmp_path, fps=20, max_frames=6)
     for t in range(30):
         recorder.frame(picture(8 * t), value=float(t))
@@ -129,16 +129,16 @@ def test_an_mp4(tmp_path):
     assert path.suffix == ".mp4" and path.read_bytes()[4:8] == b"ftyp"
 
 
-def test_errors(tmp_path):
+def test_wrong_frames_and_options_are_refused(tmp_path):
     recorder = EpisodeRecorder(tmp_path)
     with pytest.raises(ValueError, match=r"render returned None.*render=True"):
         recorder.frame(None)
     recorder.frame(picture(1))
     with pytest.raises(ValueError, match=r"a picture of \[180, 160, 3\] does not fit"):
         recorder.frame(picture(1, 180))
-    for options, words in (
+    for options, message in (
         ({"suffix": "webm"}, "name of a video must end in .gif or .mp4, not in '.webm'"),
         ({"max_frames": 1}, "max_frames=1 must be at least 2"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             EpisodeRecorder(tmp_path, **options)

@@ -19,13 +19,16 @@ SIZE, ENVS, ACTIONS = 60, 3, 4
 
 def make_buffer(storage=None, **options):
     sizes = {"unroll_steps": 2, "n_step": 1, "alpha": 0.6, "beta": 0.4}
-    seen = {"observation_keys": ["observation", "to_play"], "frame_stack": {"observation": 2}}
-    options = {**sizes, **seen, "generator": torch.Generator().manual_seed(1), **options}
+    observations = {
+        "observation_keys": ["observation", "to_play"],
+        "frame_stack": {"observation": 2},
+    }
+    options = {**sizes, **observations, "generator": torch.Generator().manual_seed(1), **options}
     return SegmentReplayBuffer(TensorStorage(SIZE) if storage is None else storage, **options)
 
 
 class Play:
-    """Fills a buffer, draws from it and changes it, as a run does."""
+    """Extends a buffer, samples from it and updates it, as a run does."""
 
     def __init__(self, buffer, seed=0):
         self.buffer, self.draws = buffer, torch.Generator().manual_seed(seed)
@@ -33,8 +36,8 @@ class Play:
     def rand(self, *shape):
         return torch.rand(shape, generator=self.draws)
 
-    def turn(self):
-        """Gives all that was drawn."""
+    def iterate(self):
+        """Returns all sampled batches."""
         buffer, times = self.buffer, int(torch.randint(1, 6, (), generator=self.draws))
         shape = (times, ENVS)
         steps = TensorDict(
@@ -58,14 +61,14 @@ class Play:
             return []
         batch = buffer.sample(5)
         buffer.update_priority(batch["index"], self.rand(5))
-        buffer.update_priority(torch.tensor([0]), 1.0)  # one that is gone, later
-        fresh = TensorDict(policy=self.rand(5, 4, ACTIONS), batch_size=[5, 4])
-        buffer.update(batch["step_index"], fresh)
+        buffer.update_priority(torch.tensor([0]), 1.0)  # a row that is overwritten, later
+        reanalyzed = TensorDict(policy=self.rand(5, 4, ACTIONS), batch_size=[5, 4])
+        buffer.update(batch["step_index"], reanalyzed)
         buffer.beta = min(1.0, buffer.beta + 0.001)
         return [batch]
 
-    def turns(self, num):
-        return [batch for _ in range(num) for batch in self.turn()]
+    def iterate_many(self, num):
+        return [batch for _ in range(num) for batch in self.iterate()]
 
 
 def same(one, other):
@@ -104,7 +107,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # without a loss of power it changes nothing
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # it matters only in a loss of power
 
 
 @pytest.fixture
@@ -114,47 +117,53 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chunks", "place"), [("small", "memory"), ("large", "memory"), ("small", "disk")]
+    ("chunks", "location"), [("small", "memory"), ("large", "memory"), ("small", "disk")]
 )
-def test_a_run_that_is_stopped_at_any_save_is_one_that_never_was(tmp_path, chunks, place, request):
-    """Wherever its rows lie, closed or left as a kill leaves them; its folder may be copied."""
+def test_a_run_that_is_stopped_at_any_save_equals_an_uninterrupted_one(
+    tmp_path, chunks, location, request
+):
+    """With rows in memory or on disk, closed or killed; its folder may be copied."""
     if chunks == "small":
         request.getfixturevalue("small_chunks")
     ahead = {"prefetch": 2 if chunks == "large" else 0}
 
     def begin(folder):
-        storage = MemmapStorage(SIZE, folder / "replay" / "rows") if place == "disk" else None
+        storage = MemmapStorage(SIZE, folder / "replay" / "rows") if location == "disk" else None
         return Run(folder), Play(make_buffer(storage, **ahead))
 
     folder = tmp_path / "0"
-    never, (run, play) = Play(make_buffer(**ahead)), begin(folder)
-    assert_same(never.buffer, play.buffer)
+    uninterrupted, (run, play) = Play(make_buffer(**ahead)), begin(folder)
+    assert_same(uninterrupted.buffer, play.buffer)
     for update in range(18):
         num = (3 * update) % 7  # none, too
-        for one, two in zip(never.turns(num), play.turns(num), strict=True):
-            assert same(one.to_dict(), two.to_dict())
+        for expected_batch, batch in zip(
+            uninterrupted.iterate_many(num), play.iterate_many(num), strict=True
+        ):
+            assert same(expected_batch.to_dict(), batch.to_dict())
         run.save(update, play.buffer)
         state = play.draws.get_state()
         if update % 3 == 2:
-            play.turns(update % 5)  # lost by a kill; on disk rows of the checkpoint are overwritten
-            if place == "disk":
+            play.iterate_many(
+                update % 5
+            )  # lost by a kill; on disk rows of the checkpoint are overwritten
+            if location == "disk":
                 play.buffer.storage.close() if update % 2 else play.buffer.storage._release()
             if update == 8:
                 shutil.copytree(folder, folder := tmp_path / "1")
             run, play = begin(folder)
             assert run.restore(play.buffer) == update
             play.draws.set_state(state)
-        assert_same(never.buffer, play.buffer)
+        assert_same(uninterrupted.buffer, play.buffer)
     assert play.buffer.storage.total > 3 * SIZE and play.buffer.num_ignored > 0
     assert len(run.chunks) < (25 if chunks == "small" else 8)
 
 
 @pytest.mark.parametrize("mutable", [["observation", "to_play"], ["observation"], []])
-def test_what_can_change_is_saved_whole(tmp_path, mutable, small_chunks):
+def test_mutable_entries_are_saved_completely(tmp_path, mutable, small_chunks):
     log, checkpoints = ReplayLog(tmp_path / "r", mutable=mutable), Checkpoints(tmp_path)
     play, other = Play(make_buffer()), make_buffer()
     for update in range(4):
-        play.turns(10)
+        play.iterate_many(10)
         index = play.buffer.sample(4)["step_index"]
         if "observation" in mutable:
             new = torch.full((4, 4, 2, 3), update, dtype=torch.uint8)
@@ -170,36 +179,40 @@ def test_rows_are_written_once(tmp_path, small_chunks):
     run, buffer = Run(tmp_path, keep=9), make_buffer(TensorStorage(1000))
     play, before = Play(buffer), {}
     for update in range(9):
-        play.turns(10)
+        play.iterate_many(10)
         run.save(update, buffer)
-        now = {name: os.stat(f"{run.log.folder}/{name}").st_mtime_ns for name in run.chunks}
-        assert len(now.keys() - before.keys()) <= 8 and before.items() <= now.items()
-        before = now
+        current = {name: os.stat(f"{run.log.folder}/{name}").st_mtime_ns for name in run.chunks}
+        assert len(current.keys() - before.keys()) <= 8 and before.items() <= current.items()
+        before = current
     rows = [name.split("-")[1:3] for name in run.chunks]
     assert sum(int(stop) - int(first) for first, stop in rows) < 1.3 * buffer.storage.total
-    whole = run.checkpoints.newest().tensors("replay")["columns"]
-    assert sorted(whole.keys()) == [
+    columns = run.checkpoints.newest().tensors("replay")["columns"]
+    assert sorted(columns.keys()) == [
         "2.action", "3.reward", "4.policy", "5.terminated", "6.truncated",
     ]  # fmt: skip
 
 
-def test_chunks_go_with_the_checkpoints_that_need_them(tmp_path, small_chunks):
+def test_chunks_are_removed_with_the_checkpoints_that_need_them(tmp_path, small_chunks):
     run, play = Run(tmp_path, keep=2), Play(make_buffer())
     for update in range(12):
-        play.turns(10)  # the whole ring is overwritten
+        play.iterate_many(10)  # the whole ring is overwritten
         run.save(update, play.buffer)
-        kept = run.checkpoints.available()
-        needed = [chunk["file"] for one in kept for chunk in one.extras["replay"]["chunks"]]
+        available = run.checkpoints.available()
+        needed = [
+            chunk["file"]
+            for checkpoint in available
+            for chunk in checkpoint.extras["replay"]["chunks"]
+        ]
         assert {*run.chunks} == {*needed}
-    for found in kept:
+    for found in available:
         run.log.check(found)
 
 
-def test_what_a_kill_left_is_removed(tmp_path):
+def test_leftovers_of_a_kill_are_removed(tmp_path):
     run, play = Run(tmp_path), Play(make_buffer())
-    play.turns(3)
+    play.iterate_many(3)
     run.save(1, play.buffer)
-    play.turns(3)
+    play.iterate_many(3)
     run.log.files(play.buffer)  # killed here
     folder = Path(run.log.folder)
     for name in (".0123456789ab.tmp", "notes.txt"):
@@ -214,12 +227,14 @@ def test_what_a_kill_left_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
-def test_a_damaged_chunk_is_named_and_the_checkpoint_before_is_used(tmp_path, damage, small_chunks):
+def test_a_damaged_chunk_is_named_and_the_previous_checkpoint_is_used(
+    tmp_path, damage, small_chunks
+):
     run, play = Run(tmp_path), Play(make_buffer())
-    play.turns(6)
+    play.iterate_many(6)
     run.save(1, play.buffer)
     expected = play.buffer.state_dict()
-    play.turns(6)
+    play.iterate_many(6)
     run.save(2, play.buffer)
     path = f"{run.log.folder}/{run.chunks[-1]}"
     if damage == "remove":
@@ -230,39 +245,39 @@ def test_a_damaged_chunk_is_named_and_the_checkpoint_before_is_used(tmp_path, da
             file.truncate() if damage == "cut" else file.write(b"!")
     with pytest.raises(DamagedFileError, match=os.path.basename(path)):
         run.log.restore(run.checkpoints.newest(), play.buffer)
-    said, run, other = [], Run(tmp_path), make_buffer()
-    assert run.restore(other, said.append) == 1
-    assert len(said) == 1 and "000000002 is skipped" in said[0] and path in said[0]
+    warnings, run, other = [], Run(tmp_path), make_buffer()
+    assert run.restore(other, warnings.append) == 1
+    assert len(warnings) == 1 and "000000002 is skipped" in warnings[0] and path in warnings[0]
     assert same(expected, other.state_dict())
-    Play(other).turns(3)
+    Play(other).iterate_many(3)
     run.save(2, other)
     again = make_buffer()
     assert Run(tmp_path).restore(again) == 2
     assert_same(other, again)
 
 
-def test_a_buffer_that_was_emptied_or_is_another_is_written_anew(tmp_path, small_chunks):
+def test_an_emptied_or_another_buffer_is_written_completely(tmp_path, small_chunks):
     run, play = Run(tmp_path), Play(make_buffer())
-    play.turns(5)
+    play.iterate_many(5)
     run.save(1, play.buffer)
     before = play.buffer.storage.total
     play.buffer.empty()
     while play.buffer.storage.total <= before:
-        play.turn()
+        play.iterate()
     run.save(2, play.buffer)
     other = make_buffer()
     run.restore(other)
     assert_same(play.buffer, other)
     third = Play(make_buffer(), seed=9)
-    third.turns(2)
+    third.iterate_many(2)
     run.save(3, third.buffer)
     run.restore(other)
     assert_same(third.buffer, other)
 
 
-def test_a_buffer_made_otherwise_is_refused(tmp_path):
+def test_a_buffer_with_other_settings_is_refused(tmp_path):
     run, play = Run(tmp_path), Play(make_buffer())
-    play.turns(4)
+    play.iterate_many(4)
     run.save(1, play.buffer)
     for other, match in [
         (make_buffer(TensorStorage(SIZE + 1)), "ring of 60 rows"),
@@ -275,12 +290,12 @@ def test_a_buffer_made_otherwise_is_refused(tmp_path):
         assert len(other.storage) == 0 and len(other) == 0
 
 
-def test_a_full_disk_leaves_nothing_new(tmp_path, small_chunks, monkeypatch):
+def test_a_full_disk_leaves_no_new_files(tmp_path, small_chunks, monkeypatch):
     run, play = Run(tmp_path), Play(make_buffer())
-    play.turns(4)
+    play.iterate_many(4)
     run.save(1, play.buffer)
     expected, before = play.buffer.state_dict(), run.chunks
-    play.turns(20)
+    play.iterate_many(20)
     calls = []
 
     def fsync(fd):
@@ -289,8 +304,8 @@ def test_a_full_disk_leaves_nothing_new(tmp_path, small_chunks, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    words = "replay could not be written: No space left on device"
-    with pytest.raises(CheckpointError, match=words):
+    message = "replay could not be written: No space left on device"
+    with pytest.raises(CheckpointError, match=message):
         run.save(2, play.buffer)
     monkeypatch.undo()
     assert run.chunks == before
@@ -319,7 +334,7 @@ def erased(run, play):
 
 
 @pytest.mark.parametrize(
-    ("save", "error", "words"),
+    ("save", "error", "message"),
     [
         (of_version(None), CheckpointError, "a replay of version 1"),
         (of_version(3), CheckpointError, "a replay of version 3"),
@@ -327,11 +342,11 @@ def erased(run, play):
         (erased, ValueError, "must not be erased"),
     ],
 )
-def test_what_can_not_be_restored_is_refused(tmp_path, save, error, words):
+def test_states_that_cannot_be_restored_are_refused(tmp_path, save, error, message):
     run, play, other = Run(tmp_path), Play(make_buffer()), make_buffer()
-    play.turns(4)
+    play.iterate_many(4)
     run.save(1, play.buffer)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         save(run, play)
         run.log.restore(run.checkpoints.newest(), other)
     assert other.storage.total == 0

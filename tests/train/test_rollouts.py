@@ -1,4 +1,4 @@
-"""Rollouts of actors: when they are asked for, and that a ledger knows where environments stand."""
+"""Rollouts of actors: when they are requested, and that a ledger tracks the environments' state."""
 
 import math
 
@@ -28,24 +28,24 @@ SCHEDULES = {
 
 @given(st.fixed_dictionaries(SCHEDULES), st.integers(1, 200))
 @settings(max_examples=300, deadline=None)
-def test_a_schedule_is_that_of_a_loop_that_counts_steps(options, more):
+def test_a_schedule_equals_a_loop_that_counts_steps(options, num_steps):
     begin, ratio = options["random_env_steps"], options["updates_per_env_step"]
     ahead, every = options["ahead"], options["weights_every"]
-    schedule = Schedule(**options, num_env_steps=begin + more)
-    played, rollout = 0, 0
-    for update in range(math.ceil(more * ratio) + 2):
-        while played < min(begin + more, begin + math.ceil((update + 1) / ratio)):
+    schedule = Schedule(**options, num_env_steps=begin + num_steps)
+    num_played, rollout = 0, 0
+    for update in range(math.ceil(num_steps * ratio) + 2):
+        while num_played < min(begin + num_steps, begin + math.ceil((update + 1) / ratio)):
             assert schedule.due(rollout) == update
             version = schedule.version(rollout)
             assert version % every == 0 and max(0, update - ahead) - version in range(every)
-            played, rollout = played + options["rollout_size"], rollout + 1
+            num_played, rollout = num_played + options["rollout_size"], rollout + 1
     assert schedule.due(rollout) is None and schedule.version(rollout) is None
 
 
 # ------------------------------------------------------------------------------------ ledgers
 
 
-def played(env_id, num_steps, cut, **config):
+def play(env_id, num_steps, cut, **config):
     """Steps of a collector, and its state after `cut` of them."""
     env = make_env(EnvConfig(id=env_id, num_envs=3, **config))
     collector = Collector(env, seed=5)
@@ -80,11 +80,11 @@ ENVS = [
 
 
 @pytest.mark.parametrize(("env_id", "config"), ENVS, ids=[name for name, _ in ENVS])
-def test_a_ledger_stands_where_the_collector_does(env_id, config):
+def test_a_ledger_has_the_collector_s_state(env_id, config):
     if env_id.startswith("atari"):
         pytest.importorskip("ale_py")
     num_steps = 120 if env_id.startswith("atari") else 60
-    spec, steps, middle, ended, last = played(env_id, num_steps, 23, **config)
+    spec, steps, middle, ended, last = play(env_id, num_steps, 23, **config)
     ledger = Ledger(3, spec, seed=5)
     rows = torch.arange(3)
     ledger.begin(rows)
@@ -92,7 +92,7 @@ def test_a_ledger_stands_where_the_collector_does(env_id, config):
         if number == 23:
             found, early = ledger.state(), ledger.take_ended()
             assert all(found[key].equal(middle[key]) for key in middle.keys())
-            ledger = Ledger(3, spec, seed=5)  # another goes on
+            ledger = Ledger(3, spec, seed=5)  # another ledger continues
             ledger.load_state(found)
         ledger.begin(ledger.count(rows, step["action"], step))
     by_rollouts = Ledger(3, spec, seed=5)
@@ -108,15 +108,15 @@ def test_a_ledger_stands_where_the_collector_does(env_id, config):
     assert seeds == found["episode"].tolist()
 
 
-def test_rows_of_a_ledger_are_its_parts():
-    spec, _, state, _, _ = played("CartPole-v1", 40, 30)
-    one, two = rows_of(state, 0, 1), rows_of(state, 1, 2)
-    assert torch.cat([one["actions"], two["actions"]]).equal(state["actions"])
-    assert int(one["num_env_steps"]) == 30 and int(two["num_env_steps"]) == 60
+def test_a_ledger_s_state_can_be_split_by_rows():
+    spec, _, state, _, _ = play("CartPole-v1", 40, 30)
+    first, rest = rows_of(state, 0, 1), rows_of(state, 1, 2)
+    assert torch.cat([first["actions"], rest["actions"]]).equal(state["actions"])
+    assert int(first["num_env_steps"]) == 30 and int(rest["num_env_steps"]) == 60
     ledger = Ledger(2, spec, seed=5, first_row=1)
-    ledger.load_state(two)
-    whole = Ledger(3, spec, seed=5)
-    whole.load_state(state)
-    assert ledger.seeds(torch.arange(2)).equal(whole.seeds(torch.tensor([1, 2])))
+    ledger.load_state(rest)
+    full = Ledger(3, spec, seed=5)
+    full.load_state(state)
+    assert ledger.seeds(torch.arange(2)).equal(full.seeds(torch.tensor([1, 2])))
     with pytest.raises(ValueError, match="state has 2 environments, but there are 3"):
-        whole.load_state(two)
+        full.load_state(rest)

@@ -1,4 +1,4 @@
-"""Batches of shards: who holds which, who is asked for what, and what a lost worker is given."""
+"""Batches of shards: assignment to workers, requests, and the state of a replacement."""
 
 from contextlib import closing
 
@@ -15,8 +15,8 @@ from raffia.train.ahead import BatchesOfShards, ShardMirrors, holds
 NUM_UPDATES, NUM_ROWS, SHARDS = 12, 5, 4
 
 
-class Reads:
-    """A role that answers with what its copies have in the rows that it is asked for."""
+class Reader:
+    """A role that answers with the requested rows of its mirrors."""
 
     def __init__(self, config, index):
         self.mirrors = ShardMirrors()
@@ -28,11 +28,11 @@ class Reads:
         self.mirrors.append(task)
         pairs = zip(task["shards"].tolist(), task["at"], strict=True)
         return TensorDict(
-            x=torch.cat([self.mirrors.read(shard, at.view(1)) for shard, at in pairs])
+            x=torch.cat([self.mirrors.read(shard, index.view(1)) for shard, index in pairs])
         )
 
 
-class Making:
+class BatchMaker:
     def __init__(self):
         self.storages = [TensorStorage(NUM_ROWS) for _ in range(SHARDS)]
         self.feeds = [RowFeed(storage, ("x",)) for storage in self.storages]
@@ -52,8 +52,8 @@ class Making:
     save = load = task
 
     def part(self, task, shards):
-        at = task["at"][shards.start : shards.stop]
-        return task.copy().set("at", at).set("shards", torch.tensor([*shards]))
+        index = task["at"][shards.start : shards.stop]
+        return task.copy().set("at", index).set("shards", torch.tensor([*shards]))
 
     def join(self, answers):
         return TensorDict(x=torch.cat([answer["x"] for answer in answers]))
@@ -64,82 +64,82 @@ class Making:
 
 @pytest.mark.parametrize("num", [1, 2, 4, 8])
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_a_batch_is_read_as_it_was_drawn_and_what_no_worker_needs_is_not_kept(num, ahead):
+def test_a_batch_has_the_rows_at_its_draw_and_unneeded_rows_are_dropped(num, ahead):
     with closing(Loop(num, ahead=ahead)) as loop:
         for update in range(NUM_UPDATES):
             loop.run([update])
-            kept = {feed.num_bytes_stored for feed in loop.making.feeds}
-            assert kept <= {8 * num for num in range(2 * (ahead + 1) + 1)}
-            assert max(kept) > 0 or not ahead or update != 7
+            stored = {feed.num_bytes_stored for feed in loop.maker.feeds}
+            assert stored <= {8 * num for num in range(2 * (ahead + 1) + 1)}
+            assert max(stored) > 0 or not ahead or update != 7
             assert loop.batches.metrics()["mib_kept_for_reanalyzers"] >= 0.0
         assert len(loop.expected) == NUM_UPDATES
         assert loop.batches.metrics()["batches_open"] == 0.0
 
 
 class Loop:
-    """Each update two items come into each shard; a batch reads one row of each."""
+    """Each update adds two items to each shard; a batch reads one row of each."""
 
     def __init__(self, num, engine=None, ahead=3):
-        self.making, self.expected = Making(), {}
-        self.making.add(3)
-        pool = Pool(engine or InlineEngine(), f"{__name__}:Reads", "{}", num, max_restarts=100)
-        self.batches = BatchesOfShards(pool, self.making, ahead=ahead, num_updates=NUM_UPDATES)
+        self.maker, self.expected = BatchMaker(), {}
+        self.maker.add(3)
+        pool = Pool(engine or InlineEngine(), f"{__name__}:Reader", "{}", num, max_restarts=100)
+        self.batches = BatchesOfShards(pool, self.maker, ahead=ahead, num_updates=NUM_UPDATES)
 
     def close(self):
         self.batches.close()
 
     def draw(self, update):
-        """Of shard s an item that is s items older than the newest."""
-        total = self.making.storages[0].total
+        """From shard s, the item that is s items older than the newest."""
+        total = self.maker.storages[0].total
         items = total - 1 - torch.arange(SHARDS).clamp_max(2)
         self.expected[update] = (100 * items + torch.arange(SHARDS)).tolist()
         return TensorDict(at=items % NUM_ROWS)
 
     def run(self, updates=range(NUM_UPDATES)):
         for update in updates:
-            self.making.add(2)
+            self.maker.add(2)
             batch = self.batches.next(TensorDict(step=torch.tensor(update)), self.draw)
             assert batch["x"].tolist() == self.expected[update]
 
 
 @pytest.mark.parametrize("num", [1, 2, 8])
 @pytest.mark.parametrize("seed", range(3))
-def test_workers_that_die_are_given_what_they_had(seed, num):
+def test_workers_that_die_get_their_rows_again(seed, num):
     engine = ChaosEngine(seed, lost=0.25, wasted=0.25)
     with closing(Loop(num, engine)) as loop:
         loop.run()
     assert engine.num_lost >= 2
 
 
-def test_who_holds_what_and_more_workers_than_shards_take_turns():
+def test_shards_are_assigned_and_more_workers_than_shards_alternate():
     assert [list(holds(worker, 2, 6)) for worker in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert [list(holds(worker, 6, 3)) for worker in range(6)] == [[0], [1], [2]] * 2
     with pytest.raises(ValueError, match="4 shards cannot be .* equally among 3 workers: use 4"):
         Loop(3)
-    asked = []
+    requests = []
 
-    class Seen(InlineEngine):
+    class Recording(InlineEngine):
         def start(self, *arguments):
             worker = super().start(*arguments)
             ask = worker.ask
 
-            def seen(task, weights):
-                asked.append((int(task["update"]), arguments[2]))
+            def recording(task, weights):
+                requests.append((int(task["update"]), arguments[2]))
                 ask(task, weights)
 
-            worker.ask = seen
+            worker.ask = recording
             return worker
 
-    with closing(Loop(8, Seen(), ahead=0)) as loop:
+    with closing(Loop(8, Recording(), ahead=0)) as loop:
         loop.run(range(3))
-    assert asked == [(u, (u % 2) * 4 + shard) for u in range(3) for shard in range(4)]
+    assert requests == [(u, (u % 2) * 4 + shard) for u in range(3) for shard in range(4)]
 
 
-def test_a_state_that_is_loaded_ends_what_there_was():
-    """The rows, too: workers are given those that are there at their next task."""
+def test_loading_a_state_drops_open_batches_and_mirrored_rows():
+    """Workers get the current rows at their next task."""
     with closing(Loop(2)) as loop:
         loop.run(range(5))
         loop.batches.load_state(TensorDict())
-        assert not any(feed.is_started for feed in loop.making.feeds)
-        loop.making.add(9)  # as of another checkpoint
+        assert not any(feed.is_started for feed in loop.maker.feeds)
+        loop.maker.add(9)  # as of another checkpoint
         loop.run(range(5, NUM_UPDATES))

@@ -9,48 +9,50 @@ from tests.processes import wait_for
 
 
 @pytest.fixture(autouse=True)
-def handlers_are_put_back():
-    before = [signal.getsignal(one) for one in HANDLERS]
+def restore_handlers():
+    before = [signal.getsignal(number) for number in HANDLERS]
     yield
-    for one, handler in zip(HANDLERS, before, strict=True):
-        signal.signal(one, handler)
+    for number, handler in zip(HANDLERS, before, strict=True):
+        signal.signal(number, handler)
 
 
 HANDLERS = (signal.SIGINT, signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("number", "second"), [(one, two) for one in HANDLERS for two in HANDLERS])
-def test_the_first_signal_asks_and_the_second_leaves(number, second):
-    before = [signal.getsignal(one) for one in HANDLERS]
-    with pytest.raises(SystemExit) as left, stop_on_signals() as stop:
+@pytest.mark.parametrize(
+    ("number", "second"), [(number, two) for number in HANDLERS for two in HANDLERS]
+)
+def test_the_first_signal_requests_a_stop_and_the_second_exits(number, second):
+    before = [signal.getsignal(number) for number in HANDLERS]
+    with pytest.raises(SystemExit) as raised, stop_on_signals() as stop:
         assert not stop.requested and stop.name == ""
         os.kill(os.getpid(), number)
         assert stop.requested and stop.name == signal.Signals(number).name
         os.kill(os.getpid(), second)
-        pytest.fail("it was to leave")
-    assert left.value.code == 128 + second
-    assert [signal.getsignal(one) for one in HANDLERS] == before
+        pytest.fail("the second signal did not exit")
+    assert raised.value.code == 128 + second
+    assert [signal.getsignal(number) for number in HANDLERS] == before
 
 
-def test_who_asks_is_told_even_while_something_is_being_printed():
-    told, lock = [], threading.Lock()
+def test_the_stop_is_announced_even_while_something_is_being_printed():
+    lines, lock = [], threading.Lock()
 
-    def tell(line):
-        with lock:  # as a terminal's, which what was interrupted holds
-            told.append(line)
+    def announce(line):
+        with lock:  # like a terminal's lock, which the interrupted code holds
+            lines.append(line)
 
     with stop_on_signals() as stop:
-        stop.announce = tell
+        stop.announce = announce
         with lock:
             signal.raise_signal(signal.SIGINT)
-        wait_for(lambda: told, 5)
-    assert told == [
+        wait_for(lambda: lines, 5)
+    assert lines == [
         "SIGINT: saving and stopping after this update; a second signal stops immediately, and a "
         "resume then continues from the last checkpoint"
     ]
 
 
-def test_handlers_are_restored_and_what_is_ignored_stays_ignored():
+def test_handlers_are_restored_and_ignored_signals_stay_ignored():
     def mine(number, frame):
         raise AssertionError
 
@@ -61,17 +63,17 @@ def test_handlers_are_restored_and_what_is_ignored_stays_ignored():
         signal.raise_signal(signal.SIGINT)
         assert not stop.requested
         raise KeyError
-    assert [signal.getsignal(one) for one in HANDLERS] == [signal.SIG_IGN, mine]
+    assert [signal.getsignal(number) for number in HANDLERS] == [signal.SIG_IGN, mine]
 
 
-def test_in_another_thread_nothing_is_done():
-    before, seen = signal.getsignal(signal.SIGINT), []
+def test_no_handler_is_set_in_another_thread():
+    before, observed = signal.getsignal(signal.SIGINT), []
 
     def work():
         with stop_on_signals() as stop:
-            seen.append((stop.requested, signal.getsignal(signal.SIGINT)))
+            observed.append((stop.requested, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [(False, before)]
+    assert observed == [(False, before)]

@@ -1,4 +1,4 @@
-"""raffia.train.view and live_view: what a person sees, and that it never stops a run."""
+"""raffia.train.view and live_view: the output, and that a failing stream never stops a run."""
 
 import fcntl
 import io
@@ -18,7 +18,7 @@ from raffia.train.live_view import LiveView, StatusPanel, make_view
 from raffia.train.view import Output, PlainView, Status
 
 
-def test_a_plain_line_says_all_of_it_once():
+def test_a_plain_line_has_the_whole_status():
     stream = io.StringIO()
     with PlainView(stream) as view:
         view.show(STATUS)
@@ -62,7 +62,7 @@ def drawn(status: Status, width: int, since: float = 0.0) -> list[str]:
 # ---- plain lines
 
 
-def test_plain_lines_come_now_and_then_and_the_last_state_at_the_end():
+def test_plain_lines_come_at_an_interval_and_for_the_last_state():
     now, stream = [0.0], io.StringIO()
     with PlainView(stream, every_seconds=10, clock=lambda: now[0]) as view:
         for second in range(36):
@@ -79,7 +79,7 @@ def test_plain_lines_come_now_and_then_and_the_last_state_at_the_end():
 WORKERS = replace(STATUS, waiting=0.125, staleness=8.0, worker_restarts=2)
 
 
-def test_what_workers_cost_is_shown():
+def test_waiting_and_restarts_of_workers_are_shown():
     stream = io.StringIO()
     PlainView(stream).show(WORKERS)
     assert "12 % waiting for workers, 8 updates stale, 2 restarts" in stream.getvalue()
@@ -87,7 +87,7 @@ def test_what_workers_cost_is_shown():
     assert "workers" not in "".join(drawn(STATUS, 80))
 
 
-def test_the_state_before_the_end_is_printed_when_a_run_breaks_off():
+def test_the_last_state_is_printed_when_a_run_fails():
     now, stream = [0.0], io.StringIO()
     with (
         pytest.raises(RuntimeError, match="broke"),
@@ -117,13 +117,13 @@ def test_a_stream_that_is_gone_does_not_stop_the_run(make):
         view.show(STATUS)
         view.message("hello")
         view.show(STATUS)
-    odd = Gone()
-    odd.error = ValueError
-    with pytest.raises(ValueError):  # which is not about the stream
-        Output(odd).line("text")
+    failing = Gone()
+    failing.error = ValueError
+    with pytest.raises(ValueError):  # an error that is not about the stream
+        Output(failing).line("text")
 
 
-def test_a_terminal_too_narrow_for_a_panel_gets_lines_and_what_is_not_known_is_left_out():
+def test_a_narrow_terminal_gets_lines_and_unknown_values_are_left_out():
     lines = drawn(STATUS, 30)
     assert all(len(line) <= 30 for line in lines)
     text = " ".join(line.strip() for line in lines)
@@ -140,12 +140,12 @@ def test_letters_that_the_encoding_lacks_do_not_stop_the_run(make):
         view.message("Größe of a checkpoint [/bold] is [red]damaged")  # no marks of rich
         view.show(replace(STATUS, title="[red]Würfel[/x]"))
     stream.flush()
-    said = file.getvalue()
-    assert b"Gr??e of a checkpoint [/bold] is [red]damaged\n" in said and b"4,812" in said
-    assert make is PlainView or b"[red]W?rfel[/x]" in said
+    output = file.getvalue()
+    assert b"Gr??e of a checkpoint [/bold] is [red]damaged\n" in output and b"4,812" in output
+    assert make is PlainView or b"[red]W?rfel[/x]" in output
 
 
-def test_which_view(monkeypatch):
+def test_make_view_chooses_by_the_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -162,15 +162,15 @@ def test_which_view(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [200, 100, 80, 66, 60, 47, 42])
-def test_the_panel_loses_nothing_at_any_width(width):
+def test_the_panel_shows_all_facts_at_any_width(width):
     lines = drawn(STATUS, width)
-    assert all(len(line) == min(width - 2, 100) for line in lines)  # ^C has its place beside it
+    assert all(len(line) == min(width - 2, 100) for line in lines)  # leaves room for ^C
     text = "\n".join(lines)
     missing = [fact for fact in FACTS if fact not in text]
     assert not missing and "…" not in text
 
 
-def test_clocks_go_on_between_two_states():
+def test_clocks_advance_between_two_states():
     text = "\n".join(drawn(STATUS, 80, since=62.0))
     assert "4:21" in text and "2:10 left" in text
     assert "0:00 left" in "\n".join(drawn(STATUS, 80, since=1e4))
@@ -196,7 +196,7 @@ open(sys.argv[1], "w").write("ended")
 
 
 def in_terminal(tmp_path, columns: int, hang_up: bool = False) -> tuple[int, str, bool]:
-    """Exit status, what the terminal got, and whether the program came to its end."""
+    """Exit status, the terminal's output, and whether the program came to its end."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     end = tmp_path / "end"
@@ -204,34 +204,34 @@ def in_terminal(tmp_path, columns: int, hang_up: bool = False) -> tuple[int, str
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(end)], env=env, **streams)
     os.close(follower)
-    got = bytearray()
-    while not (hang_up and b"said 0" in got):
+    output = bytearray()
+    while not (hang_up and b"said 0" in output):
         try:
             part = os.read(leader, 4096)
         except OSError:  # the other side is closed
             break
         if not part:
             break
-        got.extend(part)
+        output.extend(part)
     os.close(leader)
-    return process.wait(60), got.decode(), end.exists()
+    return process.wait(60), output.decode(), end.exists()
 
 
 @pytest.mark.parametrize("columns", [100, 60])
-def test_in_a_terminal_all_output_is_kept_above_the_panel(tmp_path, columns):
-    status, got, ended = in_terminal(tmp_path, columns)
+def test_in_a_terminal_all_output_stays_above_the_panel(tmp_path, columns):
+    status, output, ended = in_terminal(tmp_path, columns)
     assert status == 0 and ended
-    assert "LiveView" in got and "half [/a] line" in got
+    assert "LiveView" in output and "half [/a] line" in output
     for i in range(5):
-        assert f"said {i} {'x' * 70}" in got  # in one piece, whatever the width
-        assert f"printed {i}" in got and f"warned {i}" in got
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", got)
+        assert f"said {i} {'x' * 70}" in output  # in one piece, whatever the width
+        assert f"printed {i}" in output and f"warned {i}" in output
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
     last = plain[plain.rindex("╭─ a run") :]
     assert "4 / 4" in last and "said" not in last and "half" not in last
     assert last.count("╰") == 1
-    assert got.rindex("\x1b[?25h") > got.rfind("\x1b[?25l")  # the cursor is there
+    assert output.rindex("\x1b[?25h") > output.rfind("\x1b[?25l")  # the cursor is there
 
 
 def test_a_terminal_that_hangs_up_does_not_stop_the_run(tmp_path):
-    _, got, ended = in_terminal(tmp_path, 80, hang_up=True)
-    assert "said 0" in got and ended
+    _, output, ended = in_terminal(tmp_path, 80, hang_up=True)
+    assert "said 0" in output and ended
