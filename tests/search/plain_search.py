@@ -2,8 +2,8 @@
 
 Written from the sources (Schrittwieser et al. 2020, appendix B; Ye et al. 2021, appendix A;
 Danihelka et al. 2022) and from the documentation of the options; it shares nothing with
-raffia.search but the tables that are searched. It notes how close the closest choice was, since
-float32 may turn one that hangs on the last digits.
+raffia.search but the tables. It records the margin of the closest choice, since
+float32 may decide otherwise if only the last digits differ.
 """
 
 import math
@@ -41,7 +41,7 @@ class Options:
 
 @dataclass
 class Child:
-    """An edge that was tried, and the node behind it."""
+    """A visited edge, and the node below it."""
 
     node: "Node"
     reward: float
@@ -84,8 +84,8 @@ class Node:
     def counts(self, num: int) -> list[int]:
         return [self.count(a) for a in range(num)]
 
-    def of_children(self, num: int, what: Callable[["Child"], Any], untried: Any) -> list[Any]:
-        return [what(self.children[a]) if a in self.children else untried for a in range(num)]
+    def of_children(self, num: int, entry: Callable[["Child"], Any], untried: Any) -> list[Any]:
+        return [entry(self.children[a]) if a in self.children else untried for a in range(num)]
 
     @property
     def edge(self) -> Child | None:
@@ -100,13 +100,14 @@ class PlainSearch:
         self.num_actions = table.next.shape[1]
         self.nodes: dict[int, Node] = {}
         self.range = (math.inf, -math.inf)
-        self.closest = math.inf  # how far the best choice was ahead where it was not equal
+        self.closest = math.inf  # smallest margin of a best choice over one that was not equal
         self.root = self.make(state, row=0, depth=0)
         if options.root_value == "include":
             self.root.add(self.root.raw)
         if options.root_value == "zero":
             self.root.add(0.0)
-        self.turns = halving(min(options.max_considered, len(self.root.legal)), options.simulations)
+        considered = min(options.max_considered, len(self.root.legal))
+        self.visits_at = halving(considered, options.simulations)
         for simulation in range(options.simulations):
             self.simulation = simulation
             self.visit(self.root, None)
@@ -145,7 +146,7 @@ class PlainSearch:
         return parent.children[action]
 
     def visit(self, node: Node, mean_above: float | None) -> float:
-        """One simulation from here on; what it found, from the view of this node's player."""
+        """One simulation from this node; the return for this node's player."""
         if self.options.gumbel is None:
             action, mean = self.puct(node, mean_above)
         else:
@@ -248,10 +249,10 @@ class PlainSearch:
             return self.first_best(
                 {a: pi[a] - counts[a] / (1 + sum(counts)) for a in node.legal}, node
             )
-        return self.best_with(self.turns[self.simulation])
+        return self.best_with(self.visits_at[self.simulation])
 
     def best_with(self, visits: int) -> int:
-        """The root's best action by g + logits + sigma of those with so many visits."""
+        """The root's best action by g + logits + sigma among those with this number of visits."""
         root, sigma = self.root, self.sigma(self.root)
         assert self.options.gumbel is not None
         scores = {
@@ -271,16 +272,16 @@ def halving(considered: int, simulations: int) -> list[int]:
     if considered == 1:
         return list(range(simulations))
     rounds, left, done = math.ceil(math.log2(considered)), considered, 0
-    turns: list[int] = []
-    while len(turns) < simulations:
+    visits: list[int] = []
+    while len(visits) < simulations:
         each = max(1, simulations // (rounds * left))
-        turns += [done + extra for extra in range(each) for _ in range(left)]
+        visits += [done + extra for extra in range(each) for _ in range(left)]
         done, left = done + each, max(2, left // 2)
-    return turns[:simulations]
+    return visits[:simulations]
 
 
 def hashed(seed: int, simulation: int, row: int, action: int) -> int:
-    """The order among equals: SplitMix64 of seed, simulation, node and action, signed."""
+    """The order of ties: SplitMix64 of seed, simulation, node and action, signed."""
 
     def spread(x: int) -> int:
         x &= ALL_BITS
@@ -289,6 +290,6 @@ def hashed(seed: int, simulation: int, row: int, action: int) -> int:
         return x ^ (x >> 31)
 
     golden = 0x9E3779B97F4A7C15
-    place = spread(seed + simulation * golden) + row * golden
-    draw = spread(place + action * golden)
+    base = spread(seed + simulation * golden) + row * golden
+    draw = spread(base + action * golden)
     return draw - 2**64 if draw >= 2**63 else draw

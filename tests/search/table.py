@@ -1,4 +1,4 @@
-"""Models that are tables of numbers, for searches whose answers are known or found elsewhere."""
+"""Models that are tables of numbers, for searches whose results are known."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from raffia.search import RecurrentOutput, RootOutput, search
 
 @dataclass(frozen=True)
 class Table:
-    """S states and A actions: where each leads, and what the model says there.
+    """S states and A actions: the transitions, and the model's outputs.
 
     The embedding is {"state": [M] int64, "prefix": [M] float32}; the second is the sum of rewards
     since the last reset, for searches over value prefixes.
@@ -28,7 +28,7 @@ class Table:
     prefixed: bool = False
 
     def root(self, states: Tensor, mask: Tensor | None = None) -> RootOutput:
-        """The states as roots; `mask` in place of the table's own."""
+        """The states as roots; `mask` replaces that of the table."""
         if mask is None and self.mask is not None:
             mask = self.mask[states]
         embedding = {"state": states, "prefix": torch.zeros(len(states))}
@@ -88,8 +88,8 @@ def random_table(
     *,
     states: int = 14,
     actions: int = 3,
-    over: float = 0.0,  # share of states where the game has ended
-    illegal: float = 0.0,  # share of illegal actions elsewhere
+    over: float = 0.0,  # fraction of states where the game has ended
+    illegal: float = 0.0,  # fraction of illegal actions elsewhere
     players: bool = False,
     discounts: bool = False,
     labels: bool = False,
@@ -128,7 +128,7 @@ GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts":
 
 
 def run(root=None, model=None, **settings):
-    """A search of the first table from the first states, or with other parts."""
+    """A search of the first table from the first states, or with other arguments."""
     table = random_table(0)
     settings = {"num_simulations": 6} | settings
     root = table.root(STATES) if root is None else root

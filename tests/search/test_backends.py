@@ -94,7 +94,7 @@ def test_gumbel_trees_are_equal_bit_for_bit(kind, way):
 
 @pytest.mark.parametrize("gumbel", [False, True])
 def test_trees_of_extreme_numbers_are_equal_bit_for_bit(gumbel):
-    """Logits far apart, priors that vanish, values of all sizes and none, ties everywhere."""
+    """Very different logits, tiny priors, values of all sizes and 0, ties everywhere."""
     draw = torch.Generator().manual_seed(0)
     for seed in range(4):
         table = random_table(seed, actions=7)
@@ -111,7 +111,7 @@ def test_trees_of_extreme_numbers_are_equal_bit_for_bit(gumbel):
         assert_same(*trees)
 
 
-def test_a_mask_that_the_model_gives_late_is_met_by_both():
+def test_a_mask_that_the_model_gives_late_is_used_by_both():
     """Only some answers hold a mask: before the first, all actions are legal."""
 
     class Late:

@@ -1,4 +1,4 @@
-"""A model that works in the search's memory gives the tree that it gives when called."""
+"""A model bound to the search's memory gives the same tree as when it is called."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ BUDGET = torch.tensor([15, 3, 20, 9])
 
 
 class Renamed:
-    """A table whose prefix stands where a value prefix is reset by default."""
+    """A table whose prefix has the key at which value prefixes are reset by default."""
 
     def __init__(self, table) -> None:
         self.table = table
@@ -50,7 +50,7 @@ def renamed(embedding, old, new):
 
 
 class InMemory:
-    """A model that reads and writes rows of the search's memory; being called is refused."""
+    """A model that reads and writes rows of the search's memory; it cannot be called."""
 
     def __init__(self, model) -> None:
         self.model, self.steps, self.binds = model, [], 0
@@ -79,7 +79,7 @@ class InMemory:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["puct", "prefix", "gumbel"])
-def test_a_bound_model_gives_the_tree_of_the_called_one(kind, backend):
+def test_a_bound_model_gives_the_same_tree_as_a_called_one(kind, backend):
     table = Renamed(random_table(2, prefixed=kind == "prefix"))
     mask = torch.rand(4, 3, generator=torch.Generator().manual_seed(1)) < 0.7
     mask[:, 1] = True
@@ -110,7 +110,7 @@ def test_nan_of_a_bound_model_is_named(backend):
 
 
 class Declines:
-    """A table whose `bind` says that it cannot, here."""
+    """A table whose `bind` declines."""
 
     def __init__(self, table) -> None:
         self.table, self.binds = table, 0
@@ -124,7 +124,7 @@ class Declines:
 
 
 def test_a_model_that_declines_or_would_have_to_write_more_is_called():
-    """Sampled actions, keys of states and resets of other entries have no place in the memory."""
+    """Sampled actions, keys of states and resets of other entries have no rows in the memory."""
     for table, options, binds in (
         (random_table(2), {}, 1),
         (random_table(2, labels=True), {}, 0),
@@ -148,11 +148,11 @@ def test_players_of_a_bound_model_take_turns(backend):
 
 
 def nothing(context, rows):
-    """The step of a model whose answers stand there already."""
+    """The step of a model whose outputs are in memory already."""
 
 
 class Answers:
-    """A model that is asked in memory, and gives the same parameters each time."""
+    """A model bound to memory that returns the same parameters each time."""
 
     def __init__(self, parameters) -> None:
         self.parameters = parameters
@@ -206,14 +206,14 @@ def test_actions_are_chosen_and_drawn_in_memory_as_by_the_sampler(kind):
     assert memory.prior_logits[:2].isnan().all() and not memory.prior_logits[2].any()
 
 
-def test_draws_that_have_no_kernel_are_not_bound():
+def test_samplers_without_a_kernel_are_not_bound():
     parameters, seed = torch.ones(3, 4), torch.arange(9)
     actions = torch.zeros(9, 4, 2)
     memory = memory_of(seed, actions, *torch.tensor([[0, 1, 5], [6, 7, 8], [0, 3, 2]]))
     doubles = replace(memory, embeddings=memory.embeddings.to(torch.float64))
     root = RootOutput(parameters, torch.zeros(3), TensorDict(batch_size=[3]))
     normal, tables = GaussianSampler(4), Renamed(random_table(2))
-    for model, sampler, prior, place, is_bound in (
+    for model, sampler, prior, used, is_bound in (
         (Answers(parameters), normal, "uniform", memory, True),
         (Answers(parameters), normal, "density", memory, False),
         (Answers(parameters), CategoricalSampler(4), "sampling", memory, False),
@@ -223,7 +223,7 @@ def test_draws_that_have_no_kernel_are_not_bound():
         (tables, normal, "sampling", memory, False),
     ):
         _, recurrent_fn = with_sampled_actions(root, model, sampler, seed[:3], prior=prior)
-        assert (recurrent_fn.bind(place) is not None) == is_bound
+        assert (recurrent_fn.bind(used) is not None) == is_bound
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1]])

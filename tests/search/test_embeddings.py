@@ -1,4 +1,4 @@
-"""Embeddings are kept in any container, and no one's tensors are written to."""
+"""Embeddings may be any container, and the caller's tensors are never written to."""
 
 import collections
 
@@ -64,7 +64,7 @@ def test_an_embedding_is_any_container_of_tensors(container, backend):
     assert torch.equal(unwrap(flat), states)
 
 
-def test_a_model_that_writes_into_its_input_does_no_harm():
+def test_a_model_may_write_into_its_input():
     def model(embedding, action):
         embedding.mul_(3).add_(action + 1).remainder_(101)
         rows = len(action)
@@ -85,7 +85,7 @@ def test_a_model_that_writes_into_its_input_does_no_harm():
         assert torch.equal(start, torch.arange(6))
 
 
-def test_no_gradient_is_recorded_and_embeddings_are_kept_on_demand_only():
+def test_no_gradient_is_recorded_and_embeddings_are_returned_on_demand_only():
     table = random_table(6)
     weight = torch.ones((), requires_grad=True)
 

@@ -1,4 +1,4 @@
-"""What does not fit is refused with what was seen and what is needed, by tables of calls."""
+"""Errors name the value received and the value needed, by tables of calls."""
 
 import functools
 
@@ -38,7 +38,7 @@ def bools(*shape):
 
 
 def but(tensor, index, number):
-    """The tensor with another number at one place."""
+    """The tensor with another number at one index."""
     tensor = tensor.clone()
     tensor[index] = number
     return tensor
@@ -69,12 +69,12 @@ ROOTS = [
 
 
 @pytest.mark.parametrize(("fields", "words"), ROOTS)
-def test_a_root_whose_fields_do_not_fit_together(fields, words):
+def test_root_fields_that_do_not_fit_together_are_refused(fields, words):
     for plan in PLANS:
         refused(lambda plan=plan: plan(root(**fields), TABLE, num_simulations=6), ValueError, words)
 
 
-def test_a_mask_that_is_not_bool():
+def test_a_mask_that_is_not_bool_is_refused():
     here = root(mask=torch.ones(B, A, dtype=torch.uint8))
     for plan in PLANS:
         words = r"root\.mask is torch\..*mask\.bool\(\)"
@@ -90,12 +90,12 @@ UNFIT_ROOTS = [
 
 
 @pytest.mark.parametrize(("fields", "words"), UNFIT_ROOTS)
-def test_a_root_of_nan_or_infinity(fields, words):
+def test_a_root_with_nan_or_infinity_is_refused(fields, words):
     for backend in BACKENDS:
         refused(lambda backend=backend: run(root(**fields), backend=backend), ValueError, words)
 
 
-def test_nan_logits_of_illegal_actions_are_no_matter():
+def test_nan_logits_of_illegal_actions_are_ignored():
     here = root(
         prior_logits=but(torch.zeros(B, A), (2, 1), NAN), mask=but(bools(B, A), (2, 1), False)
     )
@@ -120,7 +120,7 @@ TWO_ROWS = FunctionModel(lambda observation: TABLE.root(observation[:2]), TABLE)
 
 
 def chosen(action, carry=None):
-    """A search with a selection of this answer, whatever it is asked."""
+    """A search with a selection that always returns this."""
     answer = action if carry == "alone" else (action, carry)
     return lambda: run(MASKED, select=lambda nodes, carry: answer)
 
@@ -138,18 +138,18 @@ def sampled(here=None, sampler=TWO, seed=SEEDS, **options):
     return lambda: with_sampled_actions(here, TABLE, sampler, seed, **options)
 
 
-def walk_root(place=None, number=0.0):
-    """Two means and two deviations for each root, one of them another number."""
+def walk_root(index=None, number=0.0):
+    """Two means and two deviations for each root, one of them replaced."""
     parameters = torch.full((B, 4), 0.4)
-    return root(prior_logits=parameters if place is None else but(parameters, place, number))
+    return root(prior_logits=parameters if index is None else but(parameters, index, number))
 
 
-def keyed(model=KEYED, policy=QUIET, given=None, **options):
+def keyed(model=KEYED, policy=QUIET, td=None, **options):
     """A planner that is made, and called if a container is given."""
 
     def call():
         plan = KeyedSearch(model, policy, **options)
-        return plan if given is None else plan(given)
+        return plan if td is None else plan(td)
 
     return call
 
@@ -185,11 +185,11 @@ CALLS = [
     ),
     *(
         (
-            lambda name=name, given=given: run(**{name: given}),
+            lambda name=name, value=value: run(**{name: value}),
             ValueError,
-            rf"{name} has shape \[{', '.join(map(str, given.shape))}\].*4 roots",
+            rf"{name} has shape \[{', '.join(map(str, value.shape))}\].*4 roots",
         )
-        for name, given in (
+        for name, value in (
             ("num_simulations", torch.ones(B + 1, dtype=torch.long)),
             ("discount", torch.ones(B, 1)),
         )
@@ -302,41 +302,41 @@ CALLS = [
     (keyed(skip_ended=True), ValueError, "pass mask_key=..., and no tree_key"),
     (keyed(skip_ended=True, mask_key="mask", tree_key="tree"), ValueError, "pass mask_key="),
     (
-        keyed(skip_ended=True, mask_key="mask", given=states(mask=torch.ones(B, A))),
+        keyed(skip_ended=True, mask_key="mask", td=states(mask=torch.ones(B, A))),
         *(ValueError, r"float32 \[4, 3\].*needs a bool mask \[rows, actions\]"),
     ),
     (
         keyed(
             policy=functools.partial(sampled_policy, sampler=CategoricalSampler(3), policy=QUIET),
-            **dict(skip_ended=True, mask_key="mask", given=states(mask=~bools(B, A))),
+            **dict(skip_ended=True, mask_key="mask", td=states(mask=~bools(B, A))),
         ),
         *(ValueError, "all 4 rows have ended, and the shapes of sampled"),
     ),
-    (keyed(mask_key="mask", given=states(mask=~bools(B, A))), ValueError, "no legal action"),
-    (keyed(given=states(0)), ValueError, r"size \[0\] has no row to plan from"),
+    (keyed(mask_key="mask", td=states(mask=~bools(B, A))), ValueError, "no legal action"),
+    (keyed(td=states(0)), ValueError, r"size \[0\] has no row to plan from"),
     (
-        keyed(mask_key="action_mask", given=states(action_msk=bools(B, A))),
+        keyed(mask_key="action_mask", td=states(action_msk=bools(B, A))),
         *(KeyError, "KeyedSearch reads 'action_mask'.*Did you mean"),
     ),
-    (keyed(generator="rng", given=states()), KeyError, "reads 'rng', which is not there"),
-    (keyed(actions_key="sampled", given=states()), ValueError, "policy samples none"),
+    (keyed(generator="rng", td=states()), KeyError, "reads 'rng', which is not there"),
+    (keyed(actions_key="sampled", td=states()), ValueError, "policy samples none"),
     (keyed(nn.Linear(3, 4)), TypeError, r"Linear has no root and no recurrent_fn.*FunctionModel"),
     (keyed(policy=50), TypeError, r"policy is a int.*functools.partial"),
     (keyed(out_keys=["action", "visits"]), ValueError, "2 keys; it must have one for each of"),
     (efficientzero, TypeError, r"EfficientZeroModelMLP is a network.*fold\(model\)"),
     (keyed(LinearModel), TypeError, r"model is the class LinearModel; .*LinearModel\(...\)"),
     (keyed(tree_key="visits"), ValueError, r"\['visits'\] would be written twice"),
-    (keyed(TUPLES, given=states()), TypeError, "root returned a tuple; it must"),
-    (keyed(TWO_ROWS, given=states()), ValueError, r"shape \[2, 3\] for 4 rows of observations"),
+    (keyed(TUPLES, td=states()), TypeError, "root returned a tuple; it must"),
+    (keyed(TWO_ROWS, td=states()), ValueError, r"shape \[2, 3\] for 4 rows of observations"),
     (
-        keyed(policy=functools.partial(search, num_simulations=3), given=states()),
+        keyed(policy=functools.partial(search, num_simulations=3), td=states()),
         *(TypeError, "policy returned a Tree; it must return a PolicyOutput"),
     ),
 ]
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CALLS)
-def test_what_does_not_fit_is_refused(call, error, words):
+def test_invalid_calls_are_refused(call, error, words):
     refused(call, error, words)
 
 
@@ -348,15 +348,15 @@ def test_what_does_not_fit_is_refused(call, error, words):
         (lambda e: e["state"][:1], r"\[1\], torch.int64 for 4 embeddings.*\[4\]"),
     ],
 )
-def test_keys_of_states_that_do_not_fit(key, words, backend):
+def test_invalid_keys_of_states_are_refused(key, words, backend):
     calls = []
 
-    def late(embedding):  # the root's is as it should be
+    def late(embedding):  # the root's key is valid
         calls.append(1)
         return embedding["state"] if len(calls) == 1 else key(embedding)
 
-    for given in (key, late):
+    for keys in (key, late):
         refused(
-            lambda given=given: run(transpositions=given, backend=backend),
+            lambda keys=keys: run(transpositions=keys, backend=backend),
             *(ValueError, "transpositions returned " + words),
         )

@@ -21,7 +21,7 @@ POLICIES = {
 
 
 def bandit(pays: torch.Tensor, logits: torch.Tensor):
-    """Root and model of one bandit a row: pays [B, A]; nothing follows the one pull."""
+    """Root and model of one bandit a row: pays [B, A]; an episode is a single pull."""
 
     def model(embedding, action):
         rows = torch.arange(len(action))
@@ -33,7 +33,7 @@ def bandit(pays: torch.Tensor, logits: torch.Tensor):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_better_of_two_arms_is_found_whichever_it_is(policy, backend):
+def test_the_better_of_two_arms_is_found(policy, backend):
     pays = torch.tensor([[0.4, 0.6], [0.6, 0.4], [-5.0, -5.5], [0.0, 0.001], [100.0, 90.0]])
     pays = torch.cat([pays, torch.tensor([[0.0, 1.0], [1.0, 0.0]])])
     logits = torch.zeros(7, 2)
@@ -49,7 +49,7 @@ def test_the_better_of_two_arms_is_found_whichever_it_is(policy, backend):
 
 LOST, DRAWN = -1, 0
 # Simulations after which no losing move is left, by the number of empty squares (from few squares
-# on, a search sees all there is; from the empty board each move draws).
+# on, a search visits all positions; from the empty board each move draws).
 ENOUGH = {1: 50, 2: 50, 3: 50, 4: 100, 5: 200, 6: 600, 7: 1000, 8: 1600, 9: 200}
 
 
@@ -61,7 +61,7 @@ def by_empty_squares() -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def mistakes(action, worth) -> tuple[int, int]:
-    """How many moves lose where another does not, and how many gain less than the best."""
+    """The numbers of moves that lose where another does not, and that gain less than the best."""
     best, taken = worth.amax(-1), worth.gather(1, action.unsqueeze(-1)).squeeze(-1)
     assert (taken > -2).all()  # legal
     return int(((taken == LOST) & (best > LOST)).sum()), int((taken < best).sum())
@@ -86,25 +86,25 @@ def test_the_rules_are_those_of_tictactoe():
 
 @pytest.mark.slow
 def test_no_losing_move_is_picked_in_any_position_of_tictactoe():
-    seen = 0
+    num_positions = 0
     for empty, (boards, worth) in by_empty_squares().items():
         action = plan("muzero", boards, ENOUGH[empty]).action
         assert mistakes(action, worth) == (0, 0), empty
-        seen += len(boards)
-    assert seen == 4520
+        num_positions += len(boards)
+    assert num_positions == 4520
     boards, worth = by_empty_squares()[6]  # too few simulations do pick some
     assert mistakes(plan("muzero", boards, 50).action, worth)[0] > 20
 
 
 @pytest.mark.parametrize("empty", [4, 5, pytest.param(7, marks=pytest.mark.slow)])
-def test_no_losing_move_by_gumbel_or_where_boards_share_statistics(empty):
+def test_no_losing_move_with_gumbel_or_transpositions(empty):
     boards, worth = by_empty_squares()[empty]
     assert mistakes(plan("gumbel", boards, ENOUGH[empty]).action, worth)[0] == 0
     chosen = plan("muzero", boards, ENOUGH[empty], transpositions=tictactoe.code)
     assert mistakes(chosen.action, worth)[0] == 0
 
 
-def test_one_batch_holds_positions_with_simulations_of_their_own():
+def test_roots_of_one_batch_may_have_different_numbers_of_simulations():
     groups = [by_empty_squares()[n] for n in range(1, 6)]
     boards, worth = (torch.cat(parts) for parts in zip(*groups, strict=True))
     order = torch.randperm(len(boards), generator=torch.Generator().manual_seed(0))

@@ -84,7 +84,7 @@ def test_summary_counts_what_it_leaves_out():
     assert "root (+3 actions)" in small_tree().summary(max_nodes=1)
 
 
-def test_summary_of_a_game_says_who_moves_and_where_it_ends():
+def test_summary_of_a_game_shows_players_and_ends():
     ended = torch.zeros(8, dtype=torch.bool)
     ended[6] = True
     tree = small_tree(to_play=torch.tensor([1, 2, 2, 1, 1, 2, 2, 1]), ended=ended)
@@ -106,7 +106,7 @@ def test_summary_shows_a_shared_node_once():
     assert "visits: of the action; the root's count all ways that lead back to it" in text
 
 
-def test_visits_of_a_state_with_several_ways_may_exceed_the_simulations():
+def test_a_state_with_several_parents_may_have_more_visits_than_simulations():
     def ring(state, action):  # of three states
         state = (state + 2 * action - 1) % 3
         zeros = torch.zeros(len(state), 2)
@@ -186,7 +186,7 @@ def test_graph_counts_only_legal_actions_as_untried():
     assert [graph.node(row).num_untried for row in (0, 1, 2)] == [0, 1, 3]
 
 
-def test_graph_of_sampled_actions_names_what_they_stand_for():
+def test_graph_of_sampled_actions_has_their_values():
     actions = torch.tensor([[0.5, -1.0], [0.25, 0.0], [0.0, 2.0], [1.0, 1.0]]).repeat(8, 1, 1)
     graph = small_tree(actions=actions).to_graph()
     assert graph.edges[0].choice == [0.5, -1.0]

@@ -15,7 +15,7 @@ def strided(tensor):
 
 
 def rounded(table):
-    """Numbers that bfloat16 holds, too."""
+    """Rounds to numbers that bfloat16 can represent."""
     for tensor in (table.reward, table.value, table.logits, table.discount):
         tensor.copy_(tensor.bfloat16())
     return table
@@ -62,7 +62,7 @@ def test_half_precision_policies_give_weights_that_sum_to_one(policy):
 
 
 def test_actions_of_several_numbers_reach_the_model():
-    """Each choice stands for two numbers that only the state before knows."""
+    """Each choice stands for two numbers that only the parent state contains."""
     table = random_table(3, states=8, actions=4)
     vectors = torch.randn(8, 4, 2, generator=torch.Generator().manual_seed(0))
 
@@ -87,7 +87,7 @@ def test_actions_of_several_numbers_reach_the_model():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_signs_and_conjugates_that_are_yet_to_come_are_minded(backend):
+def test_lazy_negations_and_conjugates_are_resolved(backend):
     turned = torch.complex(torch.zeros(B), torch.full((B,), 2.0)).conj().imag
     assert turned.is_neg()
     start = root_of(value=turned, embedding=torch.full((B, 1), 1 + 2j))
@@ -118,7 +118,7 @@ def test_strided_embeddings_and_keys_of_states_are_read_and_stored(backend):
     assert_same(other, tree)
 
 
-def test_seeds_numbers_of_simulations_and_discounts_may_have_other_types():
+def test_seeds_simulations_and_discounts_may_have_other_dtypes():
     table, seeds = random_table(3), torch.tensor([3, -9, 200, 0])
     root, budget, gamma = table.root(STATES), torch.tensor([3, 9, 1, 4]), [0.5, 0.9, 1.0, 0.0]
     for backend in BACKENDS:

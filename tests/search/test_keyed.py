@@ -46,9 +46,9 @@ def states(*batch):
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_batches_of_any_rank(batch):
-    given = states(*batch)
-    td = KeyedSearch(MODEL, QUIET)(given)
-    assert td is given and set(td.keys()) == {"observation", *WRITTEN}
+    inputs = states(*batch)
+    td = KeyedSearch(MODEL, QUIET)(inputs)
+    assert td is inputs and set(td.keys()) == {"observation", *WRITTEN}
     flat = td["observation"].reshape(-1)
     plan = QUIET(TABLE.root(flat), TABLE)
     assert td["action"].dtype == torch.int64 and td["prior"].shape == (*batch, ACTIONS)
@@ -61,7 +61,7 @@ def test_batches_of_any_rank(batch):
         assert td[key].equal(expected.reshape((*batch, *expected.shape[1:])))
 
 
-def test_the_prior_is_the_one_that_was_searched_with():
+def test_the_prior_of_the_search_is_written():
     td = states(4)
     td["noise"] = torch.eye(4, ACTIONS)
     KeyedSearch(MODEL, NOISY, policy_keys={"dirichlet": "noise"})(td)
@@ -80,7 +80,7 @@ def test_other_keys_and_dropped_ones():
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_mask_and_player_hold_also_where_the_root_passes_neither_on(passed):
+def test_mask_and_player_apply_even_if_the_root_function_drops_them(passed):
     boards = tictactoe.positions()[0][:: tictactoe.positions()[0].shape[0] // 6][:6]
     td = TensorDict(
         observation=boards,
@@ -90,8 +90,8 @@ def test_mask_and_player_hold_also_where_the_root_passes_neither_on(passed):
     )
 
     def root(observation, mask, to_play):
-        given = {"mask": mask, "to_play": to_play} if passed else {"mask": None, "to_play": None}
-        return tictactoe.root_of(observation)._replace(**given)
+        fields = {"mask": mask, "to_play": to_play} if passed else {"mask": None, "to_play": None}
+        return tictactoe.root_of(observation)._replace(**fields)
 
     plan = KeyedSearch(
         FunctionModel(root, tictactoe.rules), QUIET, mask_key="action_mask", to_play_key="to_play"
@@ -128,7 +128,7 @@ def test_several_observations_and_containers_go_to_the_model():
     assert plan(td)["action"].reshape(-1).equal(expected[0])
 
 
-def test_a_mask_of_the_model_itself_is_kept():
+def test_a_mask_from_the_model_is_used():
     def root(observation, mask):
         return TABLE.root(observation, mask & (torch.arange(ACTIONS) != 2))
 
@@ -151,17 +151,17 @@ def with_ended_rows():
 
 
 def test_rows_that_have_ended_are_left_out():
-    seen = []
+    sizes = []
 
     def root(observation, mask):
-        seen.append(len(observation))
+        sizes.append(len(observation))
         return TABLE.root(observation, mask)
 
     keys = {"dirichlet": "dirichlet", "action_gumbel": "gumbel", "num_simulations": "budget"}
     model = FunctionModel(root, TABLE)
     plan = KeyedSearch(model, NOISY, mask_key="mask", policy_keys=keys, skip_ended=True)
     td = plan(with_ended_rows().clone())
-    assert seen == [4]
+    assert sizes == [4]
     for key in WRITTEN:
         assert (td[key][ENDED] == 0).all() and not td[key].isnan().any()
     assert td["visits"].sum(-1).equal(td["budget"].masked_fill(ENDED, 0))
@@ -197,7 +197,7 @@ def test_sampled_actions_of_rows_that_have_ended():
     assert (td["sampled"] != 0).flatten(1).all(-1).tolist() == [True, False, True]
 
 
-def test_existing_outputs_are_kept_where_that_is_asked_for():
+def test_skip_existing_keeps_outputs():
     td = states(3)
     for key in WRITTEN:
         td[key] = torch.full((3,), -7)
@@ -240,7 +240,7 @@ class LinearModel(nn.Module):
         return RecurrentOutput(action.float(), logits.sum(-1), logits), after
 
 
-def test_a_module_as_model_is_a_part_and_gives_no_gradients():
+def test_a_module_as_model_is_a_submodule_and_gets_no_gradients():
     plan = KeyedSearch(LinearModel(), QUIET)
     assert set(plan.state_dict()) == {"model.layer.weight", "model.layer.bias"}
     td = plan(TensorDict(observation=torch.randn(5, 4), batch_size=[5]))

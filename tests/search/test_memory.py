@@ -1,4 +1,4 @@
-"""Memory that searches use again: nothing of one is seen in another."""
+"""Memory that searches reuse: nothing leaks from one into another."""
 
 import threading
 
@@ -21,7 +21,7 @@ def plan(**options):
     return search(root, counted, num_simulations=9, **options)
 
 
-def test_embeddings_that_are_kept_outlive_the_next_search():
+def test_returned_embeddings_survive_the_next_search():
     tree = plan(keep_embeddings=True)
     before = tree.embeddings.clone()
     plan()
@@ -29,18 +29,18 @@ def test_embeddings_that_are_kept_outlive_the_next_search():
     assert torch.equal(before[0, :, 0], tree.data["depth"][0].float())
 
 
-def test_an_arena_is_used_again_when_it_was_released_and_only_then():
+def test_an_arena_is_reused_only_after_its_release():
     like = [((8, WIDE), torch.zeros(1)), ((3,), torch.zeros(1, dtype=torch.int64))]
     first, second = Arena(like), Arena(like)
-    places = [tensor.data_ptr() for tensor in first.tensors]
-    assert places[0] != second.tensors[0].data_ptr()
+    addresses = [tensor.data_ptr() for tensor in first.tensors]
+    assert addresses[0] != second.tensors[0].data_ptr()
     first.release()
     third = Arena(like)
-    assert [tensor.data_ptr() for tensor in third.tensors] == places
+    assert [tensor.data_ptr() for tensor in third.tensors] == addresses
     assert [tensor.dtype for tensor in third.tensors] == [torch.float32, torch.int64]
 
 
-def test_a_search_within_a_search_has_memory_of_its_own():
+def test_a_nested_search_does_not_share_memory():
     inner = []
 
     def nested(embedding, action):
@@ -53,12 +53,12 @@ def test_a_search_within_a_search_has_memory_of_its_own():
     assert all(torch.equal(other, inner[0]) for other in inner)
 
 
-def test_each_thread_keeps_its_own():
-    like, places = [((8, WIDE), torch.zeros(1))], []
+def test_each_thread_has_its_arenas():
+    like, addresses = [((8, WIDE), torch.zeros(1))], []
 
     def make():
         arena = Arena(like)
-        places.append(arena.tensors[0].data_ptr())
+        addresses.append(arena.tensors[0].data_ptr())
         arena.release()
 
     make()
@@ -66,16 +66,16 @@ def test_each_thread_keeps_its_own():
     thread.start()
     thread.join()
     make()
-    assert places[0] == places[2] != places[1]
+    assert addresses[0] == addresses[2] != addresses[1]
 
 
-def test_what_is_very_large_is_not_kept():
+def test_very_large_arenas_are_not_cached():
     arena = Arena([((CACHE_LIMIT + 1,), torch.zeros(1, dtype=torch.uint8))])
     arena.release()
     assert Arena([((LARGE,), torch.zeros(1, dtype=torch.uint8))]).tensors[0].shape == (LARGE,)
 
 
-def test_new_memory_is_as_torch_empty_in_all_but_its_pages():
+def test_new_memory_equals_torch_empty_except_for_its_pages():
     for shape in ((0, 3), (2, 3), (LARGE,)):
         tensor = new_memory(shape, torch.int32)
         assert tensor.shape == shape and tensor.dtype == torch.int32

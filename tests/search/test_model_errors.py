@@ -1,4 +1,4 @@
-"""A model's answer that does not fit is refused, and where it came from is said."""
+"""Invalid outputs of a model are refused, with the root and the simulation."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from .table import BACKENDS, STATES, A, B, random_table, root, run
 
 
 def spoiled(change, *, at=0, table=None):
-    """A model whose answer is changed from simulation `at` on."""
+    """A model whose output is changed from simulation `at` on."""
     table, calls = random_table(0) if table is None else table, []
 
     def model(embedding, action):
@@ -53,7 +53,7 @@ def test_nan_or_infinity_of_the_model_is_named_by_root_and_simulation(field, wro
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_root_named_is_the_caller_s_where_roots_are_searched_in_another_order(backend):
+def test_an_error_names_the_caller_s_root_if_the_search_reorders_roots(backend):
     def change(output, after):
         value = torch.full_like(output.value, torch.nan)
         return output._replace(value=value), after
@@ -64,8 +64,8 @@ def test_the_root_named_is_the_caller_s_where_roots_are_searched_in_another_orde
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nan_where_no_answer_is_needed_is_no_matter(backend):
-    """Beyond the end of a game the model is asked, but not heard."""
+def test_nan_where_no_output_is_needed_is_ignored(backend):
+    """Beyond the end of a game the model is called, but its outputs are ignored."""
 
     def model(embedding, action):
         rows = len(action)
@@ -93,7 +93,7 @@ def test_nan_where_no_answer_is_needed_is_no_matter(backend):
         ("actions", torch.ones(B, A), r"actions \[4, 3\], torch.float32 \(needed.*int64"),
     ],
 )
-def test_an_answer_of_another_shape(field, tensor, match, backend):
+def test_an_output_of_another_shape_is_refused(field, tensor, match, backend):
     extra = {"to_play": {"players": True}, "actions": {"labels": True}}.get(field, {})
     table = random_table(0, **extra)
     model = spoiled(with_field(field, tensor), at=1, table=table)
@@ -103,7 +103,7 @@ def test_an_answer_of_another_shape(field, tensor, match, backend):
         run(model=spoiled(with_field("mask", torch.ones(B, A))), backend=backend)
 
 
-def test_players_and_sampled_actions_in_one_place_only():
+def test_players_and_sampled_actions_must_be_in_root_and_outputs():
     for name, kind in (("to_play", "players"), ("actions", "labels")):
         table = random_table(0, **{kind: True})
         with pytest.raises(ValueError, match=f"output has {name}, but the root does not"):
@@ -125,13 +125,13 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("change", "match"), KINDS)
-def test_answers_of_a_wrong_kind(change, match):
+def test_outputs_of_a_wrong_type_are_refused(change, match):
     with pytest.raises(TypeError, match=match):
         run(model=spoiled(change))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_actions_without_any_prior(backend):
+def test_actions_without_any_prior_are_refused(backend):
     def change(output, after):
         return output._replace(prior_logits=output.prior_logits - torch.inf), after
 
@@ -160,7 +160,7 @@ def test_actions_without_any_prior(backend):
         ),
     ],
 )
-def test_an_embedding_of_another_kind(embedding, match, backend):
+def test_an_embedding_of_another_kind_is_refused(embedding, match, backend):
     def change(output, after):
         return output, embedding
 
@@ -180,7 +180,7 @@ def test_a_tensordict_that_lacks_an_entry():
         run(root(embedding=here), model)
 
 
-def test_a_search_that_failed_has_changed_nothing_that_was_given():
+def test_a_failed_search_changes_no_argument():
     here = random_table(0).root(STATES)
     before = [t.clone() for t in (here.prior_logits, here.value, *here.embedding.values())]
 

@@ -1,4 +1,4 @@
-"""Noise of roots: the compiled draws are those in tensor operations."""
+"""Noise of roots: compiled draws equal those in tensor operations."""
 
 import pytest
 import torch

@@ -27,12 +27,12 @@ OPTIONS = {
 }
 
 
-# what the reference is held to in the fast tests; the kernels are held to all
+# cases of the reference in the fast tests; the kernels run all
 SAMPLE = ("small_no_reset_1", "legal_subset_1", "noise_legal_1", "reset_h3_2", "two_player_legal_2")
 
 
 def param(name, backend, fast, *values):
-    """A case; of those for the reference all but a few are slow."""
+    """A case; most cases of the reference are slow."""
     marks = [] if backend == "compiled" or fast else [pytest.mark.slow]
     return pytest.param(*values, backend, id=f"{name}-{backend}", marks=marks)
 
@@ -56,7 +56,7 @@ POLICIES = [
 
 
 def efficientzero(case, options, backend) -> Tree:
-    """EfficientZero's search as the case has it, with options of ours."""
+    """EfficientZero's search of a case, with our options."""
     states, players = torch.tensor(case["roots"]), torch.tensor(case["to_play"])
     two_players = bool((players > 0).any())
     table = table_of(case["table"], two_players=two_players, prefixed=True)
@@ -88,7 +88,7 @@ def efficientzero(case, options, backend) -> Tree:
 
 
 def trace(tree: Tree, *names: str) -> list:
-    """For each root and each simulation, entries of the node that it made."""
+    """For each root and each simulation, entries of the new node."""
     return torch.stack([tree.data[name][:, 1:] for name in names], -1).tolist()
 
 
@@ -109,7 +109,7 @@ def test_efficientzero_search_takes_the_recorded_path_in_every_simulation(case, 
 
 
 @pytest.mark.parametrize(("case", "backend"), POLICIES)
-def test_mctx_policies_are_met_in_tree_target_and_action(case, backend):
+def test_mctx_policies_give_the_same_tree_target_and_action(case, backend):
     table, invalid, expected = table_of(case["table"]), case["invalid_actions"], case["expected"]
     mask = None if invalid is None else ~torch.tensor(invalid).bool()
     root = table.root(torch.tensor(case["roots"]), mask)
@@ -124,14 +124,14 @@ def test_mctx_policies_are_met_in_tree_target_and_action(case, backend):
         plan = gumbel_policy(root, table, case["sims"], **options)
     assert plan.tree.visits_of_root().tolist() == expected["visits"]
     assert trace(plan.tree, "parent", "action") == expected["trace"]
-    for seen, name in (
+    for found, name in (
         (plan.root_value, "root_value"),
         (plan.tree.value(), "root_value"),
         (plan.tree.qvalues(), "qvalues"),
         (plan.action_weights, "action_weights"),
     ):
         torch.testing.assert_close(
-            seen, torch.tensor(expected[name]), rtol=1e-5, atol=1e-5, msg=lambda m, n=name: n + m
+            found, torch.tensor(expected[name]), rtol=1e-5, atol=1e-5, msg=lambda m, n=name: n + m
         )
     if expected["action"] is not None:  # not recorded where it is drawn
         assert plan.action.tolist() == expected["action"]

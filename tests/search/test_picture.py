@@ -1,4 +1,4 @@
-"""The picture of a searched tree: what is in it, and that nothing stands on anything else."""
+"""The picture of a searched tree: its texts, and that nothing overlaps."""
 
 import math
 import re
@@ -32,7 +32,7 @@ def parsed(svg):
     return root
 
 
-def words(svg):
+def texts_of(svg):
     return [text.text for text in parsed(svg).iter(SVG + "text")]
 
 
@@ -66,7 +66,7 @@ def bounds(outline):
 
 
 def overlap(a, b, by=0.0):
-    """Whether two rectangles share more than `by` pixels in both directions."""
+    """Whether two rectangles overlap by more than `by` pixels in both directions."""
     return (
         min(a[2], b[2]) - max(a[0], b[0]) > by + 1e-6
         and min(a[3], b[3]) - max(a[1], b[1]) > by + 1e-6
@@ -78,7 +78,7 @@ def inside(a, b):
 
 
 def collisions(drawing):
-    """What stands on something else, as text; nothing in a good drawing."""
+    """Overlapping elements, as text; none in a good drawing."""
     card, *outlines = drawing.outlines
     boxes = [bounds(outline) for outline in outlines if outline.fill in ("box", "card")]
     ribbons = [outline for outline in outlines if [s[0] for s in outline.steps] == ["M", "C", "L"]]
@@ -104,13 +104,13 @@ def collisions(drawing):
 
 @pytest.mark.parametrize("shared", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_stands_on_anything_else(seed, shared):
+def test_nothing_overlaps(seed, shared):
     graph = random_tree(seed, num_rows=30, num_actions=2 + seed % 7, shared=shared).to_graph()
     for max_nodes in (3, 40):
         assert collisions(drawn(graph, max_nodes)) == []
 
 
-def test_equal_lanes_long_names_and_many_actions_keep_apart():
+def test_equal_lanes_long_names_and_many_actions_do_not_overlap():
     edges = [(0, action, 50, 0.5, 0.0) for action in range(6)]
     canonical = torch.tensor([0, 1, 1, 1, 1, 5, 5], dtype=torch.int32)
     graph = made_tree(edges, num_actions=6, canonical=canonical).to_graph()
@@ -125,10 +125,10 @@ def test_equal_lanes_long_names_and_many_actions_keep_apart():
 def test_a_deep_tree_is_drawn():
     chain = made_tree([(row, 0, 600 - row, 0.5, 0.0) for row in range(599)], num_actions=2)
     svg = picture(chain, max_nodes=600).svg()
-    assert words(svg)[0].endswith("600 nodes") and svg.count("N ") > 600
+    assert texts_of(svg)[0].endswith("600 nodes") and svg.count("N ") > 600
 
 
-def test_a_node_stands_beside_the_middle_of_its_children():
+def test_a_node_is_centred_on_its_children():
     edges = [(0, a, 3 - a, 0.0, 0.0) for a in range(3)]
     drawing = picture(made_tree(edges, num_actions=3))
     root, *children = [bounds(o) for o in drawing.outlines if o.fill == "box"]
@@ -137,23 +137,23 @@ def test_a_node_stands_beside_the_middle_of_its_children():
     assert len({box[0] for box in children}) == 1  # one column
 
 
-# ------------------------------------------------------------------------ what it says
+# ------------------------------------------------------------------------ texts
 
 
 def test_figures_of_nodes_and_edges():
     tree = small_tree()
-    said = words(tree.to_svg(action_names=NAMES))
-    assert said[0] == "root 0: value +0.25, 9 simulations, depth 3, 5 nodes"
+    shown = texts_of(tree.to_svg(action_names=NAMES))
+    assert shown[0] == "root 0: value +0.25, 9 simulations, depth 3, 5 nodes"
     for text in ("N 9", "V +0.25", "right", "P 25%  Q +0.50", "N 6", "wait", "P 25%  Q -0.25"):
-        assert text in said
-    assert {"1 to 6 visits", "most visited path", "Q -1.00", "+1.00"} <= set(said)
+        assert text in shown
+    assert {"1 to 6 visits", "most visited path", "Q -1.00", "+1.00"} <= set(shown)
     svg = tree.to_svg(max_nodes=2, action_names=NAMES)  # what is not shown is counted
-    said = words(svg)
-    assert said[0].endswith("5 nodes (2 shown)") and said.count("+1 hidden") == 2
+    shown = texts_of(svg)
+    assert shown[0].endswith("5 nodes (2 shown)") and shown.count("+1 hidden") == 2
     assert "1 action not shown, 3 visits\n2 not tried, prior 50%" in svg
     for drawing in (picture(made_tree([], num_actions=2)), picture(tree, max_nodes=1)):
         assert collisions(drawing) == []
-        assert "N visits   V value" in words(drawing.svg())
+        assert "N visits   V value" in texts_of(drawing.svg())
 
 
 def test_the_most_visited_path_has_a_rim_and_edges_are_wide_and_coloured_by_figures():
@@ -171,31 +171,31 @@ def test_the_most_visited_path_has_a_rim_and_edges_are_wide_and_coloured_by_figu
     assert colours["Q -0.25"] == QScale(-1, 1).colour(-0.25)
 
 
-def test_a_game_says_who_moves_and_where_it_ends():
+def test_the_picture_of_a_game_shows_players_and_ends():
     ended = torch.tensor([False, False, True, False, False])
     tree = small_tree(to_play=torch.tensor([7, 8, 8, 7, 8]), ended=ended)
-    said = words(tree.to_svg())
-    assert said.count("player 7") == 2 and said.count("player 8") == 3
-    assert said.count("ended") == 1
-    assert "V for the player in the box   Q for the player who acts" in said
-    assert not any(["Q for the player" in text for text in words(small_tree().to_svg())])
+    shown = texts_of(tree.to_svg())
+    assert shown.count("player 7") == 2 and shown.count("player 8") == 3
+    assert shown.count("ended") == 1
+    assert "V for the player in the box   Q for the player who acts" in shown
+    assert not any(["Q for the player" in text for text in texts_of(small_tree().to_svg())])
 
 
-def test_a_shared_node_is_drawn_once_and_ways_back_as_marks():
+def test_a_shared_node_is_drawn_once_and_marked_elsewhere():
     edges = [(0, 0, 5, 0.5, 0.0), (0, 1, 4, 0.5, 0.0), (1, 0, 3, 0.5, 0.0), (2, 0, 2, 0.5, 0.0)]
     edges += [(3, 1, 1, 0.5, 0.0)]
     canonical = torch.tensor([0, 1, 2, 3, 3, 0], dtype=torch.int32)
     drawing = picture(made_tree(edges, num_actions=2, canonical=canonical))
-    said = [text.text for text in drawing.texts]
-    assert said.count("N 3  #3") == 1 and said.count("↩ #0") == 1
-    assert "N 2  P 50%  Q +0.500" in said and "↩ the node of this number" in said
-    assert "N in a box counts all ways that lead to it" in said
-    assert not any(["all ways" in text for text in words(small_tree().to_svg())])
+    shown = [text.text for text in drawing.texts]
+    assert shown.count("N 3  #3") == 1 and shown.count("↩ #0") == 1
+    assert "N 2  P 50%  Q +0.500" in shown and "↩ the node of this number" in shown
+    assert "N in a box counts all ways that lead to it" in shown
+    assert not any(["all ways" in text for text in texts_of(small_tree().to_svg())])
     assert len([o for o in drawing.outlines if o.fill == "box"]) == 4
     assert len([o for o in drawing.outlines if o.dashes]) == 1
 
 
-def test_colours_keep_apart_from_both_backgrounds():
+def test_colours_contrast_with_both_backgrounds():
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -214,14 +214,14 @@ def test_colours_keep_apart_from_both_backgrounds():
 def test_svg_is_well_formed_whatever_the_names():
     names = ["<b>&\"'", "a\x00\x1b\nb", "\ud800\ufffe", "$x_1$ ]]>"]
     svg = small_tree().to_svg(action_names=names)
-    said = words(svg)
-    assert "a???b" in said and "$x_1$ ]]>" in said
+    shown = texts_of(svg)
+    assert "a???b" in shown and "$x_1$ ]]>" in shown
     svg.encode("utf-8")
     svg = made_tree([(0, 0, 1, 0.0, 0.0)], 4).to_svg(action_names=names)
-    assert "<b>&\"'" in words(svg)
+    assert "<b>&\"'" in texts_of(svg)
 
 
-def test_svg_stands_for_itself_and_knows_the_dark():
+def test_svg_is_self_contained_and_has_a_dark_mode():
     svg = small_tree().to_svg()
     assert re.findall(r"https?://[^\"\s]+", svg) == ["http://www.w3.org/2000/svg"]
     assert " id=" not in svg and "@media (prefers-color-scheme:dark)" in svg
@@ -248,8 +248,8 @@ def test_save_png(tmp_path):
 
 def test_other_endings_and_svg_files(tmp_path):
     for name, ending in (("tree.jpg", "'.jpg'"), ("tree", "''")):
-        words = rf"ends in {ending}; .* \.svg or \.png: .*tree\.svg"
-        with pytest.raises(ValueError, match=words):
+        texts_of = rf"ends in {ending}; .* \.svg or \.png: .*tree\.svg"
+        with pytest.raises(ValueError, match=texts_of):
             small_tree().save_picture(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
     small_tree().save_picture(tmp_path / "tree.SVG", action_names=NAMES)

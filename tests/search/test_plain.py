@@ -37,7 +37,7 @@ GUMBELS = {
     "one": {"max_considered": 1},
     "scales": {"value_scale": 1.0, "maxvisit_init": 5.0},
 }
-CLOSE = 2e-5  # a choice that hangs on less may turn in float32: such roots are not compared
+CLOSE = 2e-5  # a choice with a smaller margin may differ in float32: such roots are not compared
 
 STATES = torch.arange(5)
 BUDGET = torch.tensor([24, 1, 20, 24, 13])
@@ -46,7 +46,7 @@ SEEDS = torch.tensor([3, -9, 2**62, 12345, 0])
 
 
 def shared(kind, seed, backend, root_value, max_depth):
-    """A random table, and what a search over it is told."""
+    """A random table, and the settings of a search over it."""
     table = random_table(seed, **TABLES[kind])
     settings = {
         "num_simulations": BUDGET,
@@ -65,7 +65,7 @@ def plain(table, b, **options) -> PlainSearch:
 
 
 def same(tree, b, expected: PlainSearch) -> bool:
-    """Hold one root's tree against the plain one; False where the plain one hangs on digits."""
+    """Compares one root's tree with the plain one; False if a choice was too close."""
     if expected.closest < CLOSE:
         return False
     num, nodes = expected.num_actions, list(expected.nodes.values())
@@ -101,13 +101,13 @@ def same(tree, b, expected: PlainSearch) -> bool:
     return True
 
 
-def close(seen, expected) -> None:
-    torch.testing.assert_close(seen.double(), torch.tensor(expected).double(), rtol=1e-5, atol=1e-5)
+def close(own, expected) -> None:
+    torch.testing.assert_close(own.double(), torch.tensor(expected).double(), rtol=1e-5, atol=1e-5)
 
 
 def cases(options):
     """Each kind of table with each option by the kernels, and a sample by tensor operations, whose
-    equality with the kernels is held elsewhere."""
+    equality with the kernels is tested elsewhere."""
     for k, kind in enumerate(TABLES):
         for o, option in enumerate(options):
             yield pytest.param(kind, option, "compiled", id=f"{kind}-{option}-compiled")
@@ -129,7 +129,7 @@ def test_puct_searches_equal_the_plain_one(kind, option, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["illegal", "two_players"])
-def test_random_ties_fall_as_their_seeds_say(kind, backend):
+def test_random_ties_follow_their_seeds(kind, backend):
     table, settings = shared(kind, 1, backend, "exclude", None)
     select = PUCT(first_visit="value", ties="random", tie_seed=SEEDS)
     tree = search(table.root(STATES), table, select=select, **settings)

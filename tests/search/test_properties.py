@@ -1,4 +1,4 @@
-"""What holds for any search: visits add up, batches and threads change nothing, draws repeat."""
+"""Invariants of any search: visits add up, batches and threads change nothing, draws repeat."""
 
 import itertools
 
@@ -46,7 +46,7 @@ def part(select, rows):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["puct", "ties", "gumbel"])
-def test_a_root_has_its_tree_in_any_batch_and_place(kind, backend):
+def test_the_tree_of_a_root_does_not_depend_on_the_batch(kind, backend):
     table, order = random_table(1, **GAME), torch.tensor([4, 2, 0, 5, 1, 3])
     select = selections()[kind]
     budget = torch.tensor([5, 15, 9, 15, 1, 12])
@@ -85,9 +85,9 @@ def test_actions_are_drawn_from_the_visits_by_temperature():
     visits = torch.tensor([[1, 3, 0, 6]]).repeat(4000, 1)
     noise = gumbel_noise((4000, 4), torch.Generator().manual_seed(0))
     for temperature in (1.0, 0.5):
-        share = sample_visits(visits, temperature, noise).bincount(minlength=4) / 4000
+        frequency = sample_visits(visits, temperature, noise).bincount(minlength=4) / 4000
         expected = (visits[0] / 10.0) ** (1 / temperature)
-        torch.testing.assert_close(share, expected / expected.sum(), rtol=0, atol=0.03)
+        torch.testing.assert_close(frequency, expected / expected.sum(), rtol=0, atol=0.03)
     heat = torch.tensor([0.0, 1e-3]).repeat_interleave(2000)
     assert (sample_visits(visits, heat, noise) == 3).all()
     visits, noise = torch.tensor([[1, 2], [5, 4]]), torch.tensor([[0.0, 0.0], [0.0, 9.0]])
@@ -112,8 +112,8 @@ def test_paths_lead_from_the_root_to_the_nodes():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_players_take_turns_where_the_model_does_not_say_who_moves(backend):
-    """Twice the states, once for each player."""
+def test_players_take_turns_unless_the_model_names_the_player(backend):
+    """The states are doubled, one for each player."""
     one = random_table(3, illegal=0.3, over=0.2)
     num = len(one.next)
     table = Table(
@@ -182,7 +182,7 @@ def test_threads_change_nothing(kind, num_threads):
         assert torch.equal(many.embeddings[name], leaf), name
 
 
-def test_threads_raise_errors_and_share_a_mask_that_only_the_model_gives():
+def test_errors_and_masks_of_the_model_in_threads():
     table = random_table(1, **GAME)
     root = table.root(STATES)._replace(mask=None)
     one = search(root, table, num_simulations=15)
@@ -195,13 +195,13 @@ def test_threads_raise_errors_and_share_a_mask_that_only_the_model_gives():
         search(root, table, num_simulations=4, num_threads=3)
 
 
-def test_halving_considers_each_action_in_turn():
-    """As a tournament: those that are left are visited equally often in each round."""
+def test_sequential_halving_visits_the_remaining_actions_equally():
+    """In each round the remaining actions are visited equally often."""
     for num_considered, num_simulations in itertools.product(range(1, 20), (1, 2, 7, 16, 50, 200)):
-        turns = considered_visits(num_considered, num_simulations)
-        assert len(turns) == num_simulations
+        schedule = considered_visits(num_considered, num_simulations)
+        assert len(schedule) == num_simulations
         if num_considered == 1:
-            assert turns == tuple(range(num_simulations))
+            assert schedule == tuple(range(num_simulations))
             continue
-        assert all(0 <= b - a <= 1 for a, b in itertools.pairwise(turns))
-        assert turns.count(0) == min(num_considered, num_simulations)
+        assert all(0 <= b - a <= 1 for a, b in itertools.pairwise(schedule))
+        assert schedule.count(0) == min(num_considered, num_simulations)

@@ -70,7 +70,7 @@ def walk_root(seed, rows=4):
 
 POLICIES = {
     "gumbel": functools.partial(gumbel_policy, num_simulations=30, gumbel_scale=0.0),
-    # a uniform prior and untried actions that count as the mean: slow to try all of them
+    # a uniform prior and unvisited actions that count as the mean: slow to try all of them
     "muzero": functools.partial(
         muzero_policy, num_simulations=200, dirichlet_fraction=0.0, temperature=0.0
     ),
@@ -78,7 +78,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_more_samples_come_closer_to_the_optimum(name):
+def test_more_samples_reduce_the_regret(name):
     root = bandit_root(torch.linspace(-1, 1, 64).unsqueeze(-1))
     policy = functools.partial(POLICIES[name], discount=0.0)
 
@@ -91,7 +91,7 @@ def test_more_samples_come_closer_to_the_optimum(name):
     assert one > 2 * four and four > 2 * sixteen and sixteen < 0.15
 
 
-def test_the_action_is_the_chosen_sample_and_each_node_has_its_own():
+def test_the_action_is_the_chosen_sample_and_samples_of_a_node_differ():
     sampler = GaussianSampler(6)
     plan = sampled_policy(walk_root(0), walk, sampler=sampler, policy=QUIET, seed=torch.arange(4))
     samples = plan.tree.data["actions"]
@@ -100,8 +100,8 @@ def test_the_action_is_the_chosen_sample_and_each_node_has_its_own():
     assert plan.action.equal(samples[torch.arange(4), 0, best])
     assert plan.action_weights.shape == (4, 6)
     for data in plan.tree.data:
-        seen = data["actions"][data["visits"] > 0].flatten()
-        assert len(seen.unique()) == len(seen)
+        visited = data["actions"][data["visits"] > 0].flatten()
+        assert len(visited.unique()) == len(visited)
 
 
 def test_the_same_seed_gives_the_same_tree_alone_and_in_a_batch():
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_tree_alone_and_in_a_batch():
         one = RootOutput(*(part[b : b + 1] for part in root[:3]))
         assert_same(plan(one, walk, seed=seed[b : b + 1]).tree, together.tree[b])
 
-    def drawn(number):  # seeds that are not given
+    def drawn(number):  # no seeds given
         return plan(root, walk, generator=torch.Generator().manual_seed(number)).action
 
     assert drawn(0).equal(drawn(0)) and not drawn(0).equal(drawn(1))
@@ -133,7 +133,7 @@ def test_gaussian_samples_have_the_policy_s_moments():
     expected = torch.tensor([1.0, 0.4])
     torch.testing.assert_close(actions.std(0), expected, atol=0.02, rtol=0.02)
     seed, free = torch.tensor([3]), GaussianSampler(5)
-    for std in (0.3, torch.tensor([0.3, 2.0])):  # a fixed one is as if the policy gave it
+    for std in (0.3, torch.tensor([0.3, 2.0])):  # a fixed one equals one from the policy
         fixed = GaussianSampler(5, std=std)
         both = torch.cat([parameters[:, :2], torch.as_tensor(std).expand(1, 2)], -1)
         actions = fixed.sample(parameters[:, :2], seed).actions
@@ -173,7 +173,7 @@ def test_density_is_that_of_torch():
 TABLE = random_table(5, actions=4)
 
 
-def test_with_all_actions_sampled_it_is_the_plain_search():
+def test_sampling_all_actions_equals_the_plain_search():
     states = torch.arange(7)
     plain = search(TABLE.root(states), TABLE, num_simulations=30)
     for prior in ("sampling", "density"):
@@ -197,31 +197,31 @@ def test_weights_make_the_samples_stand_for_the_policy(num):
 
 def test_priors():
     logits = torch.tensor([[3.0, 2.0, 0.0, -1.0]])
-    given = RootOutput(logits, torch.zeros(1), torch.zeros(1))
+    inputs = RootOutput(logits, torch.zeros(1), torch.zeros(1))
     priors = {}
     for name in ("uniform", "density", "sampling"):
         root, _ = with_sampled_actions(
-            given, TABLE, CategoricalSampler(2), torch.tensor([0]), prior=name
+            inputs, TABLE, CategoricalSampler(2), torch.tensor([0]), prior=name
         )
         priors[name] = root.prior_logits.softmax(-1)[0]
     assert priors["uniform"].tolist() == [0.5, 0.5]
     torch.testing.assert_close(priors["density"], logits[0, root.actions[0]].softmax(-1))
-    # between the two: what would almost surely be drawn counts by its probability
+    # between the two: an action that is almost surely drawn counts by its probability
     assert 0.5 < priors["sampling"][0] < priors["density"][0]
     root, _ = with_sampled_actions(walk_root(0), walk, GaussianSampler(4), torch.arange(4))
     assert (root.prior_logits == 0).all()
 
 
-def test_what_a_model_says_of_its_rewards_and_dtypes():
+def test_value_prefixes_and_dtypes_of_the_model_are_kept():
     class Prefixes:
         predicts_prefixes = True
 
         def __call__(self, embedding, action):
             return walk(embedding, action)
 
-    for model, says in ((Prefixes(), True), (walk, False)):
+    for model, expected in ((Prefixes(), True), (walk, False)):
         _, fn = with_sampled_actions(walk_root(0), model, GaussianSampler(2), torch.arange(4))
-        assert fn.predicts_prefixes is says
+        assert fn.predicts_prefixes is expected
     root = bandit_root(torch.zeros(4, 1))
     root = root._replace(prior_logits=root.prior_logits.double())
     words = r"root.prior_logits.*float64.*recurrent_fn returns.*float32"
@@ -242,7 +242,7 @@ def test_illegal_actions_are_not_sampled():
     )
     assert (impossible.actions % 2 == 0).all() and impossible.mask is None
     table = random_table(4, actions=6, illegal=0.4, over=0.4, players=True)
-    states = torch.arange(7)  # where the game goes on
+    states = torch.arange(7)  # where the game has not ended
     root, fn = with_sampled_actions(table.root(states), table, CategoricalSampler(3), states)
     tree = search(root, fn, num_simulations=40)
     assert tree.data["ended"].any()
@@ -310,7 +310,7 @@ def test_value_prefixes_reset_by_name():
 
 
 class FewChecks:
-    """Draws without a look at the numbers, of which "meta" has none."""
+    """Draws without checks of the values, since "meta" tensors have none."""
 
     def sample(self, parameters, seed, mask=None):
         actions = parameters[:, :1].unsqueeze(1) + 0 * seed.view(-1, 1, 1).float()
@@ -321,8 +321,8 @@ class FewChecks:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "container", "dict", "nested"])
-def test_what_is_carried_beside_an_embedding_lies_where_that_does(kind):
-    """The trees on the CPU, the model elsewhere: rows of one memory can't lie in two places."""
+def test_the_carry_of_sampled_actions_is_on_the_device_of_the_embedding(kind):
+    """The trees on the CPU, the model elsewhere: one memory cannot be on two devices."""
 
     def model(embedding, action):
         rows = action.new_zeros(len(action))  # fails unless the action is where the model is

@@ -11,7 +11,7 @@ STATES = torch.arange(6)
 
 
 def least_tried(nodes: Nodes, carry):
-    """Of the actions tried least often the last one; the carry counts the steps down."""
+    """The last of the least visited actions; the carry counts the steps down."""
     steps = torch.zeros_like(nodes.row) if carry is None else carry + 1
     assert (steps == nodes.depth).all()
     scores = -nodes.visits.float()
@@ -33,8 +33,8 @@ def test_a_function_may_select(kind):
     assert tree.data["depth"].max() > 1
 
 
-def test_a_selection_sees_what_the_tree_holds():
-    table, seen = random_table(3), []
+def test_a_selection_gets_the_entries_of_the_tree():
+    table, calls = random_table(3), []
 
     def select(nodes: Nodes, carry):
         rows = len(nodes.root)
@@ -45,8 +45,8 @@ def test_a_selection_sees_what_the_tree_holds():
         low, high = nodes.q_range
         assert low.shape == high.shape == (rows,)
         assert nodes.mask is None
-        seen.append((nodes.simulation, nodes.depth))
+        calls.append((nodes.simulation, nodes.depth))
         return nodes.prior.argmax(-1), None
 
     search(table.root(STATES), table, num_simulations=3, select=select)
-    assert seen == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    assert calls == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]

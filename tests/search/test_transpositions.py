@@ -11,7 +11,7 @@ from . import tictactoe
 
 
 def some_positions(num, empty):
-    """Positions with so many empty squares, where moves are not all worth the same."""
+    """Positions with `empty` empty squares, whose moves differ in value."""
     boards, worth = tictactoe.positions()
     best = worth.max(-1, keepdim=True).values
     open_ones = ((boards == 0).sum(-1) == empty) & ((worth < best) & (worth > -2)).any(-1)
@@ -54,7 +54,7 @@ def test_statistics_are_of_states_not_of_nodes():
     assert not data["visits"][made & ~counted].any()
 
 
-def test_both_back_ends_codes_and_repeated_roots_give_the_same_trees():
+def test_both_backends_all_codes_and_repeated_roots_give_the_same_trees():
     boards, _ = some_positions(6, empty=7)
     first = plan(boards, state_key(), 100, "reference")
     for other in (
@@ -84,7 +84,7 @@ def ring(embedding, action):
 
 def one_position(embedding, action):
     """A game whose position never changes; action 1 leaves the move to the same player."""
-    player, place = embedding.unbind(-1)
+    player, position = embedding.unbind(-1)
     player = torch.where(action == 1, player, 3 - player)
     output = RecurrentOutput(
         reward=torch.zeros(len(action)),
@@ -92,7 +92,7 @@ def one_position(embedding, action):
         prior_logits=torch.zeros(len(action), 3),
         to_play=player,
     )
-    return output, torch.stack([player, place], -1)
+    return output, torch.stack([player, position], -1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "compiled"])
@@ -123,8 +123,8 @@ def test_cycles_end(backend):
     )
     assert (tree.visits_of_root().sum(-1) == 120).all()
     assert tree.value().isfinite().all() and (tree.value() <= 120).all()
-    places = [len(row.unique()) for row in tree.data["key"]]
-    assert all(num <= 8 for num in places)  # the seven, and 0 where there is no node
+    num_states = [len(row.unique()) for row in tree.data["key"]]
+    assert all(num <= 8 for num in num_states)  # seven states, and 0 without a node
     assert tree.visits_of_root()[2].argmax() == 0  # from 5 to 3: two steps to the left
 
 
@@ -132,11 +132,11 @@ def test_cycles_end(backend):
 
 
 def partition(keys):
-    """Which rows are equal, whatever the numbers."""
+    """The partition into equal rows."""
     return keys.unsqueeze(0) == keys.unsqueeze(1)
 
 
-def test_every_way_to_name_a_state_finds_the_same_equals():
+def test_all_kinds_of_state_keys_find_the_same_equal_states():
     boards = tictactoe.positions()[0][:200].repeat(2, 1)
     td = TensorDict(
         board=boards, nested=TensorDict(ply=boards.sum(-1), batch_size=[400]), batch_size=[400]
@@ -157,7 +157,7 @@ def test_every_way_to_name_a_state_finds_the_same_equals():
         keys = key(embedding)
         assert keys.dtype == torch.int64 and keys.shape == (400,) and keys.is_contiguous()
         assert partition(keys).equal(expected)
-    assert len(query.hash_to_int) == 0  # only hashes were asked for
+    assert len(query.hash_to_int) == 0  # only hashes were requested
 
 
 def test_only_the_named_entries_count_in_any_order():
@@ -170,7 +170,7 @@ def test_only_the_named_entries_count_in_any_order():
     assert state_key()(first).equal(state_key()(TensorDict(b=b, a=a, batch_size=[3])))
 
 
-def test_collisions_are_excluded_where_that_is_asked_for():
+def test_collisions_are_excluded_on_request():
     def poor_hash(rows):
         return torch.zeros(len(rows), dtype=torch.int64)
 
@@ -181,7 +181,7 @@ def test_collisions_are_excluded_where_that_is_asked_for():
     assert state_key(QueryModule(["x"], hash_module=SipHash()))(td).unique().numel() == 2
 
 
-def test_what_names_no_state():
+def test_invalid_state_keys_are_refused():
     with pytest.raises(TypeError, match="state_key takes the names of entries or one QueryModule"):
         state_key("board", QueryModule(in_keys=["ply"]))
     with pytest.raises(TypeError, match=r"names an entry.*Tensor.*state_key\(\)"):

@@ -23,31 +23,31 @@ from raffia.tensordict.tensordict import TensorDict
 SIMULATIONS, ACTIONS = 7, 5
 
 
-def look(state):
-    """States are whole numbers; the logits depend on them, so that no two roots are alike."""
+def outputs(state):
+    """States are whole numbers; the logits depend on them, so that no two roots are equal."""
     logits = (state[:, None] * torch.arange(1.0, ACTIONS + 1)).sin()
     return RootOutput(logits, logits.mean(-1), state)
 
 
-def go(state, action):
+def move(state, action):
     after = 3 * state + action + 1
-    says = look(after)
-    return RecurrentOutput((action == 2).float(), says.value, says.prior_logits), after
+    at = outputs(after)
+    return RecurrentOutput((action == 2).float(), at.value, at.prior_logits), after
 
 
 def grown(num_roots=3, **options):
-    return search(look(torch.arange(num_roots)), go, num_simulations=SIMULATIONS, **options)
+    return search(outputs(torch.arange(num_roots)), move, num_simulations=SIMULATIONS, **options)
 
 
 def grown_with_container():
     """The embeddings are a TensorDict [B, N]."""
 
     def step(state, action):
-        output, after = go(state["state"], action)
+        output, after = move(state["state"], action)
         return output, TensorDict(state=after, batch_size=after.shape)
 
     state = torch.arange(3)
-    root = look(state)._replace(embedding=TensorDict(state=state, batch_size=[3]))
+    root = outputs(state)._replace(embedding=TensorDict(state=state, batch_size=[3]))
     return search(root, step, num_simulations=SIMULATIONS, keep_embeddings=True)
 
 
@@ -62,7 +62,7 @@ def same(a, b):
 # ------------------------------------------------------------------------ roots
 
 
-def test_a_loop_goes_over_the_roots_and_ends():
+def test_iteration_gives_the_roots():
     tree = grown(keep_embeddings=True)
     ones = list(islice(tree, 10))
     assert [len(one) for one in ones] == [1, 1, 1]
@@ -73,7 +73,7 @@ def test_a_loop_goes_over_the_roots_and_ends():
 
 @pytest.mark.parametrize("kind", [int, numpy.uint8, numpy.asarray, lambda n: torch.tensor([n])])
 @pytest.mark.parametrize("root", [0, 2])
-def test_any_whole_number_is_one_root(kind, root):
+def test_any_integer_type_selects_one_root(kind, root):
     assert same(grown()[kind(root)], grown()[root : root + 1])
 
 
@@ -91,7 +91,7 @@ def test_numbers_that_are_negative_or_out_of_range(kind):
     assert same(tree[torch.tensor([True])], tree) and len(tree[torch.tensor([False])]) == 0
 
 
-def test_an_empty_tree_can_be_shown_and_asked():
+def test_an_empty_tree_can_be_shown_and_queried():
     tree = grown(keep_embeddings=True)[3:]
     assert repr(tree) == "Tree(0 roots, 7 simulations, 5 actions)"
     assert tree.value().shape == (0,) and tree.qvalues().shape == (0, 5) and list(tree) == []
@@ -109,7 +109,7 @@ def test_a_batch_of_two_dimensions_is_read_as_its_rows():
     policy = functools.partial(
         muzero_policy, num_simulations=SIMULATIONS, dirichlet_fraction=0.0, temperature=0.0
     )
-    plan = KeyedSearch(FunctionModel(look, go), policy, tree_key="tree")
+    plan = KeyedSearch(FunctionModel(outputs, move), policy, tree_key="tree")
     td = plan(TensorDict(observation=torch.arange(6).reshape(2, 3), batch_size=[2, 3]))
     tree = Tree(td["tree"])
     assert td["tree"].batch_size == (2, 3) and tree.batch_size == (6,)
@@ -124,8 +124,8 @@ def test_a_batch_of_two_dimensions_is_read_as_its_rows():
 def test_embeddings_follow_the_batch(make):
     tree = make()
     half = len(tree) // 3
-    data, kept = tree.data.reshape(half, 3), tree.embeddings.reshape(half, 3, SIMULATIONS + 1)
-    again = Tree(data, kept)
+    data, embeddings = tree.data.reshape(half, 3), tree.embeddings.reshape(half, 3, SIMULATIONS + 1)
+    again = Tree(data, embeddings)
     assert same(again, tree) and (again.embeddings == tree.embeddings).all()
     assert again.embeddings.shape == tree.embeddings.shape
 
@@ -139,12 +139,12 @@ def test_one_root_without_a_batch_dimension():
 
 
 def test_simulations_are_those_of_the_root_that_is_shown():
-    root = look(torch.arange(2))
-    gumbel = gumbel_policy(root, go, num_simulations=8).tree
+    root = outputs(torch.arange(2))
+    gumbel = gumbel_policy(root, move, num_simulations=8).tree
     assert gumbel.data["visits"][:, 0].tolist() == [9, 9]  # the model's own value is one
     assert gumbel.visits_of_root().sum(-1).tolist() == [8, 8]
     assert gumbel.to_graph(1).num_simulations == 8
-    some = search(root, go, num_simulations=torch.tensor([4, 9]))
+    some = search(root, move, num_simulations=torch.tensor([4, 9]))
     for number, simulations in enumerate([4, 9]):
         assert f", {simulations} simulations, " in some.summary(number).splitlines()[0]
         assert f", {simulations} simulations, " in some.to_svg(number)
@@ -155,7 +155,7 @@ def test_simulations_are_those_of_the_root_that_is_shown():
 
 @pytest.mark.parametrize("name", ["tree.safetensors", "folder"])
 @pytest.mark.parametrize("make", [grown, lambda: grown(keep_embeddings=True), grown_with_container])
-def test_what_is_saved_is_loaded(tmp_path, name, make):
+def test_a_saved_tree_is_loaded(tmp_path, name, make):
     tree = make()
     tree.save(tmp_path / name)
     loaded = Tree.load(tmp_path / name)
@@ -179,7 +179,7 @@ def test_other_embeddings_are_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_saved_tree_is_refused(tmp_path):
+def test_files_without_a_saved_tree_are_refused(tmp_path):
     grown().data.save(tmp_path / "data.safetensors")
     with pytest.raises(ValueError, match=r"not written by Tree\.save; .* Tree\(TensorDict\.load"):
         Tree.load(tmp_path / "data.safetensors")

@@ -1,4 +1,4 @@
-"""Searches that share a workspace give the trees that they give without one."""
+"""Searches with a shared workspace give the same trees as without."""
 
 import copy
 import functools
@@ -10,7 +10,7 @@ import torch
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
 from raffia.search import PUCT, Gumbel, UnfitOutputError, ValuePrefix, gumbel_noise, search
-from raffia.search import workspace as kept
+from raffia.search import workspace as workspace_module
 from raffia.search.workspace import Workspace
 
 from .table import assert_same
@@ -59,7 +59,7 @@ def searched(name, draw, workspace=None, *, masked=False, model=model):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_searches_of_one_workspace_are_those_without(masked):
+def test_searches_with_a_workspace_equal_those_without(masked):
     workspace, trees = Workspace(), []
     for draw in range(3):
         for name in SEARCHES:
@@ -74,7 +74,7 @@ def test_searches_of_one_workspace_are_those_without(masked):
         if name == "embeddings":
             for key, leaf in alone.embeddings.items(True, True):
                 assert torch.equal(tree.embeddings[key], leaf), key
-    assert len(workspace._cached) == kept.NUM_SHAPES
+    assert len(workspace._cached) == workspace_module.NUM_SHAPES
 
 
 def test_the_second_search_of_some_shapes_binds_no_model(monkeypatch):
@@ -89,7 +89,7 @@ def test_the_second_search_of_some_shapes_binds_no_model(monkeypatch):
     for other in (copy.deepcopy(workspace), None):
         searched("puct", 0, other)
     assert len(binds) == 3
-    monkeypatch.setattr(kept, "MOST_BYTES", 100)
+    monkeypatch.setattr(workspace_module, "MOST_BYTES", 100)
     for draw in range(2):
         searched("fewer rows", draw, workspace)
     assert len(binds) == 5
@@ -106,7 +106,7 @@ def test_a_search_that_raises_leaves_nothing_behind():
     assert_same(searched("puct", 1, workspace), searched("puct", 1))
 
 
-def test_searches_at_the_same_time_do_not_meet():
+def test_simultaneous_searches_do_not_interfere():
     workspace, found = Workspace(), {}
 
     def run(draw):

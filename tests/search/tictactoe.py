@@ -1,4 +1,4 @@
-"""TicTacToe by its true rules, on tensors: what a search is given in place of a learned model.
+"""TicTacToe by its true rules, on tensors: replaces a learned model in searches.
 
 A board is int64 [9]: 0 where empty, else the player who took the square; player 1 begins.
 A won game pays 1 to the player who made the last move; states that are not over have value 0.
@@ -29,7 +29,7 @@ def won(boards: Tensor) -> Tensor:
 
 
 def legal(boards: Tensor) -> Tensor:
-    """Where one may play [M, 9]; nowhere once the game is won."""
+    """Legal squares [M, 9]; none once the game is won."""
     return (boards == 0) & ~won(boards).unsqueeze(-1)
 
 
@@ -69,7 +69,7 @@ def root_of(boards: Tensor) -> RootOutput:
 
 @functools.cache
 def solution() -> dict[tuple[int, ...], int]:
-    """What the player to move gets with best play, 1, 0 or -1, in every reachable position."""
+    """The value for the player to move, 1, 0 or -1, of every reachable position."""
     found: dict[tuple[int, ...], int] = {}
     lines = LINES.tolist()
 
@@ -95,7 +95,7 @@ def successors(board: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
 
 @functools.cache
 def positions() -> tuple[Tensor, Tensor]:
-    """Every reachable board that is not over [4520, 9], and what each move is worth [4520, 9]:
+    """Every reachable board that is not over [4520, 9], and the value of each move [4520, 9]:
     1, 0 or -1 to the player who makes it, -2 where it is not legal."""
     value = solution()
     boards = torch.tensor(list(value))
