@@ -1,4 +1,4 @@
-"""MCTSForest and Tree: what is asked of a forest beside its trees, and what it refuses.
+"""MCTSForest and Tree: queries of a forest, what it stores, and errors.
 
 Trees of any environment are those of a plain recursive walk: test_forest_properties.py.
 """
@@ -17,7 +17,7 @@ from raffia.data.tree import StepGraph, Tree
 
 
 def rollout(*obs, actions=None, **more):
-    """A way through the observations with these numbers; more: entries [T] under "next"."""
+    """A path through the observations with these numbers; more: entries [T] under "next"."""
     obs = torch.tensor(obs, dtype=torch.float32)[:, None] + torch.tensor([0.0, 0.25])
     actions = torch.zeros(len(obs) - 1) if actions is None else torch.tensor(actions)
     after = TensorDict({"observation": obs[1:], **more}, [len(actions)])
@@ -37,12 +37,12 @@ def grown(*rollouts, **options):
 
 
 def numbers(td, key="observation"):
-    """The observations of a container, by their first number."""
+    """The observations of a container, by their first element."""
     return td[key][..., 0].flatten().int().tolist()
 
 
 def lines(forest, number, **options):
-    """The tree from an observation on, a line for each vertex: its path, steps and location."""
+    """The tree below an observation, a line for each vertex: its path, steps and location."""
     tree = forest.get_tree(root(number), **options)
 
     def line(tree):
@@ -85,7 +85,7 @@ def test_the_published_example():
     assert plain.startswith("(0,) {'observation': tensor([1.0000, 1.2500])}")
 
 
-def test_a_vertex_says_how_it_was_reached_and_what_follows():
+def test_a_vertex_has_the_steps_to_it_and_its_children():
     forest = grown(
         rollout(0, 1, 2, 3, actions=[4, 5, 6]),
         rollout(2, 7, actions=[8]),
@@ -109,7 +109,7 @@ def test_a_vertex_says_how_it_was_reached_and_what_follows():
     assert steps.batch_size == (0,) and count.tolist() == []
 
 
-def test_a_tree_is_a_tensorclass_and_what_is_below_a_vertex_a_stack():
+def test_a_tree_is_a_tensorclass_and_its_children_a_stack():
     tree = grown(*published()).get_tree(root(0))
     assert is_tensorclass(tree) and tree.batch_size == () and tree.at((0,)).subtree is None
     below = tree.subtree
@@ -128,7 +128,7 @@ def test_a_tree_is_a_tensorclass_and_what_is_below_a_vertex_a_stack():
     assert Tree([]).subtree is None and Tree().is_terminal
 
 
-def test_hashes_and_which_vertices_are_in_a_tree():
+def test_hashes_and_membership_of_vertices():
     forest = grown(*published())
     tree, full = (forest.get_tree(root(0), compact=c) for c in (True, False))
     assert [v.hash for v in tree.subtree] == [v.hash for v in full.subtree]
@@ -140,7 +140,7 @@ def test_hashes_and_which_vertices_are_in_a_tree():
     assert tree in tree and part not in tree and other not in part and Tree() not in tree
 
 
-def test_locations_that_several_ways_lead_to_are_one_vertex():
+def test_locations_with_several_paths_are_one_vertex():
     forest = grown(rollout(0, 1, 3, 4), rollout(0, 2, 3, 5, actions=[1, 0, 1]))
     tree = forest.get_tree(root(0))
     assert tree.at((0, 0)) is tree.at((1, 0)) and tree.at((1, 0)).parent is tree.at((0,))
@@ -151,7 +151,7 @@ def test_locations_that_several_ways_lead_to_are_one_vertex():
 
 @pytest.mark.parametrize("compact", [True, False])
 def test_a_vertex_by_its_hash_is_the_uppermost(compact):
-    # 3 is reached with one step and with two, so there is more room below it on the shorter way
+    # 3 is reached with one step and with two, so there is more room below it on the shorter path
     forest = grown(rollout(0, 3, 4, 5), rollout(0, 1, 3, 6, actions=[1, 0, 1]))
     for depth in range(5):
         tree = forest.get_tree(root(0), compact=compact, max_depth=depth)
@@ -172,7 +172,7 @@ def test_a_tree_does_not_change_with_the_forest():
 
 
 @pytest.mark.parametrize("compact", [True, False])
-def test_long_and_many_ways(compact, monkeypatch):
+def test_long_and_many_paths(compact, monkeypatch):
     n = 1500
     tree = grown(rollout(*range(n + 1))).get_tree(root(0), compact=compact)
     length = 0 if compact else n - 1
@@ -188,7 +188,7 @@ def test_long_and_many_ways(compact, monkeypatch):
     tree = forest.get_tree(root(0), compact=compact)
     assert (tree.num_vertices(), tree.max_length(), len(tree.edges())) == (2 * n + 1, n, 4 * n - 2)
     assert tree.num_vertices(count_repeat=True) == 2 ** (n + 1) - 1
-    monkeypatch.setattr("raffia.data.forest.CHUNK", 7)  # more steps than are read at once
+    monkeypatch.setattr("raffia.data.forest.CHUNK", 7)  # more steps than one chunk
     forest = grown(rollout(*range(24)), rollout(5, 30, 31, actions=[1, 0]))
     assert lines(forest, 3)[1] == "(0,) " + "-".join(map(str, range(5, 24)))
 
@@ -196,7 +196,7 @@ def test_long_and_many_ways(compact, monkeypatch):
 # ---------------------------------------------------------------------------- what is stored
 
 
-def test_entries_are_kept_with_their_step_as_they_were_seen_last():
+def test_the_last_entries_of_each_step_are_stored():
     forest = MCTSForest(excluded_keys=["info", ("deep", "info")])
     for reward in (1.0, 2.0):
         steps = rollout(0, 1, 2, reward=torch.tensor([reward, -reward]))
@@ -210,19 +210,19 @@ def test_entries_are_kept_with_their_step_as_they_were_seen_last():
     stored = forest.get_tree(root(0)).rollout
     assert stored["next", "reward"].tolist() == [2.0, -2.0]
     assert stored["value"].tolist() == [2.0, 3.0]
-    given = {"action", "observation", ("next", "observation")}
+    required = {"action", "observation", ("next", "observation")}
     more = {"value", ("next", "reward"), ("next", "deep", "x")}
-    assert {*stored.keys(True, True)} == given | more
+    assert {*stored.keys(True, True)} == required | more
 
 
-def test_names_of_entries_are_free_and_may_be_nested_and_several(tmp_path):
+def test_keys_are_free_and_may_be_nested_and_several(tmp_path):
     options = {
         "observation_keys": [("agent", "obs"), "clock"],
         "action_keys": ["move", ("agent", "turn")],
         "excluded_keys": ["info", ("agent", "info")],
     }
     MCTSForest(**options, max_size=7).save(tmp_path / "forest")
-    forest = MCTSForest.load(tmp_path / "forest")  # a folder remembers how it was made
+    forest = MCTSForest.load(tmp_path / "forest")  # a folder stores the options
     assert {name: getattr(forest, name) for name in options} == options
     assert forest.steps.max_size == 7
     obs, clock = torch.tensor([[1, 0], [2, 0], [3, 0]]), torch.tensor([0, 1, 2])
@@ -247,7 +247,7 @@ def test_names_of_entries_are_free_and_may_be_nested_and_several(tmp_path):
 
 
 @tensorclass
-class Seen:
+class Next:
     observation: torch.Tensor
 
 
@@ -255,7 +255,7 @@ class Seen:
 class Step:
     observation: torch.Tensor
     action: torch.Tensor
-    next: Seen
+    next: Next
 
 
 def test_forms_of_rollouts():
@@ -266,7 +266,7 @@ def test_forms_of_rollouts():
     deep = rollout(0, 1, 2)
     deep["next"].batch_size = [2, 2]
     obs = torch.tensor([[0, 0.25], [1, 1.25], [2, 2.25]])
-    after = Seen(observation=obs[1:], batch_size=[2])
+    after = Next(observation=obs[1:], batch_size=[2])
     step = Step(observation=obs[:-1], action=torch.zeros(2).long(), next=after, batch_size=[2])
     lazy = TensorDict.lazy_stack(list(rollout(0, 1, 2).unbind(0)))
     for steps in (deep, step, lazy):
@@ -278,7 +278,7 @@ def test_forms_of_rollouts():
     assert tree.repeats and len(tree.rollout) == 2
 
 
-def test_the_tree_can_be_had_at_once():
+def test_extend_can_return_the_tree():
     forest, (first, second, _) = MCTSForest(), published()
     assert (forest or MCTSForest()) is forest  # an empty one is not false
     assert forest.extend(first) is None
@@ -289,10 +289,10 @@ def test_the_tree_can_be_had_at_once():
     assert repr(forest) == "MCTSForest(12 steps between 13 observations)"
 
 
-# ---------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------- errors
 
 
-def unlike(**changes):
+def changed_rollout(**changes):
     return rollout(0, 1, 2).update(changes)
 
 
@@ -305,7 +305,7 @@ def with_next(**changes):
 OBJECT = (TypeError, ValueError)
 REFUSED = {
     "no next": (rollout(0, 1).exclude("next"), KeyError, r"no \['next.observation'\]"),
-    "next is a tensor": (unlike(next=torch.zeros(2)), KeyError, "under .next., the obs"),
+    "next is a tensor": (changed_rollout(next=torch.zeros(2)), KeyError, "under .next., the obs"),
     "no outcome": (rollout(0, 1).exclude(("next", "observation")), KeyError, "next.obs"),
     "outcome of another dtype": (
         with_next(observation=torch.ones(2, 2, dtype=torch.float64)),
@@ -317,9 +317,9 @@ REFUSED = {
         ValueError,
         r"float32\[2\], but the entry under .next. is float32\[3\]",
     ),
-    "an object as action": (unlike(action="left"), TypeError, '"action" is a'),
-    "an object as entry": (unlike(name="Ada"), OBJECT, "'name'"),
-    "the forest's own entry": (unlike(_count=torch.ones(2)), ValueError, "_count"),
+    "an object as action": (changed_rollout(action="left"), TypeError, '"action" is a'),
+    "an object as entry": (changed_rollout(name="Ada"), OBJECT, "'name'"),
+    "the forest's own entry": (changed_rollout(_count=torch.ones(2)), ValueError, "_count"),
     "no dimension of steps": (rollout(0, 1)[0], ValueError, r"call add\(step\)"),
     "no container": (torch.zeros(3), TypeError, "container; got a Tensor"),
     "too many": (rollout(*range(9)), CapacityError, r"max_size is 6\..* a larger"),
@@ -348,7 +348,7 @@ REFUSED_LATER = {
 
 
 def same(one, other):
-    """Whether two forests hold the same, also in what cannot be seen."""
+    """Whether two forests are equal, private state included."""
     mine, theirs = one.steps.state_dict(), other.steps.state_dict()
     assert mine.keys() == theirs.keys() and repr(one) == repr(other)
     assert all(torch.equal(x, theirs[name]) for name, x in mine.items() if torch.is_tensor(x))
@@ -375,7 +375,7 @@ def test_a_rollout_that_is_refused_changes_nothing(case, first):
     assert not any(word in str(caught.value) for word in ("lru", "delete")) or "_count" in case
     if first:  # not even what observations look like is known
         known = known.apply(lambda x: x.int())
-    forest.extend(known)  # it goes on as if nothing had been
+    forest.extend(known)  # it continues as if nothing had happened
     assert len(forest) == 3 and forest.get_tree(known[0]).count == (1 if first else 2)
 
 
@@ -388,7 +388,7 @@ def test_a_full_forest_still_takes_known_steps():
     assert forest.get_child(root(1))[1].tolist() == [3]  # not counted
 
 
-def test_interrupted_while_it_links_the_steps(monkeypatch):
+def test_an_interrupt_while_steps_are_linked(monkeypatch):
     forest = grown(rollout(0, 1, 2))
     assert len(forest.nodes) == 3
     forest.extend(rollout(2, 3, 4))
@@ -444,7 +444,7 @@ def test_mistakes_are_named():
     assert len(EMPTY) == len(EMPTY.nodes) == 0
 
 
-# ---------------------------------------------------------------------------- kept
+# ---------------------------------------------------------------------------- saved
 
 
 def through_state(forest, other, tmp_path):
@@ -459,7 +459,7 @@ def through_folder(forest, other, tmp_path):
 
 
 @pytest.mark.parametrize("through", [through_state, through_folder])
-def test_a_forest_that_was_kept_goes_on_like_the_one_that_was_never_stopped(through, tmp_path):
+def test_a_saved_forest_continues_like_the_original(through, tmp_path):
     rewards = torch.arange(6.0)
     first, second, third = (steps.set(("next", "reward"), rewards) for steps in published())
     forest, other = grown(first, second, first), grown(rollout(50, 51, 50, reward=rewards[:2]))
@@ -477,7 +477,7 @@ def test_a_forest_that_was_kept_goes_on_like_the_one_that_was_never_stopped(thro
     ]
 
 
-def test_a_state_or_folder_that_does_not_fit_changes_nothing(tmp_path):
+def test_an_invalid_state_or_folder_changes_nothing(tmp_path):
     forest = grown(rollout(0, 1, 2), max_size=4)
     for state, match in [
         (grown(rollout(0, 1, value=torch.ones(1))).state_dict(), "'value'"),

@@ -1,7 +1,7 @@
-"""A forest does what a plain Python list of steps does, in any environment and however it is
+"""A forest equals a plain Python list of steps, in any environment and however it is
 filled.
 
-The model is a dictionary from steps (state, action, next state) to how often each was taken, and a
+The model is a dictionary from steps (state, action, next state) to their counts, and a
 tree is a plain recursive walk through it.
 """
 
@@ -35,8 +35,8 @@ def leaving(steps, node):
     return [step for step in steps if step[0] == node]
 
 
-def way(steps, step, compact, above=()):
-    """The steps from this one to a branch or an end, where they lead, and whether that is above."""
+def chain(steps, step, compact, above=()):
+    """The steps from this one to a branch or an end, the last node, and whether that is above."""
     passed = [step]
     while True:
         node = passed[-1][2]
@@ -49,10 +49,10 @@ def way(steps, step, compact, above=()):
 
 
 def unfolded(steps, node, compact, max_depth=None):
-    """The tree of an environment without cycles: (steps, where they lead, whether again, below)."""
+    """The tree of an environment without cycles: (steps, last node, whether repeated, children)."""
 
     def vertex(step, depth):
-        passed, node, _ = way(steps, step, compact)
+        passed, node, _ = chain(steps, step, compact)
         return passed, node, False, below(node, depth)
 
     def below(node, depth):
@@ -62,12 +62,12 @@ def unfolded(steps, node, compact, max_depth=None):
     return vertex(first[0], 0) if len(first) == 1 else ([], node, False, below(node, 0))
 
 
-def walked(steps, root, compact, max_depth=None):
-    """The tree of any environment: what follows a node is found once, on the first way to it."""
+def unfolded_once(steps, root, compact, max_depth=None):
+    """The tree of any environment: each node is expanded once, on the first path to it."""
     followed = {}
 
     def vertex(step, above, depth):
-        passed, node, again = way(steps, step, compact, above)
+        passed, node, again = chain(steps, step, compact, above)
         return passed, node, again, [] if again else below(node, above, depth)
 
     def below(node, above, depth):
@@ -106,12 +106,12 @@ def read(x):
     return [int(-number) for number in x[..., 2].flatten()]
 
 
-def rollout(walk, seen):
-    """Steps as a container; `seen` numbers them, to find out which was seen last."""
+def rollout(walk, start):
+    """Steps as a container; "order" counts them from `start`, to find the last one."""
     s, a, t = (list(column) for column in zip(*walk, strict=True))
     after = TensorDict({"observation": observed(t)}, [len(walk)])
     entries = {"observation": observed(s), "action": torch.tensor(a)[:, None], "next": after}
-    return TensorDict({**entries, "seen": torch.arange(seen, seen + len(walk))}, [len(walk)])
+    return TensorDict({**entries, "order": torch.arange(start, start + len(walk))}, [len(walk)])
 
 
 def root(state):
@@ -119,7 +119,7 @@ def root(state):
 
 
 def as_model(tree):
-    """A tree as the model has it."""
+    """A tree in the form of the model."""
     steps = [] if tree.rollout is None else steps_of(tree.rollout)
     (node,) = read(tree.node_data["observation"])
     return steps, node, tree.repeats, [as_model(child) for child in tree.children]
@@ -130,16 +130,16 @@ def steps_of(td):
     return list(zip(read(td["observation"]), actions, read(after), strict=True))
 
 
-def filled(walks, how):
-    """A forest of these walks, put in one way or another, and the model."""
-    forest, counts, last, seen = MCTSForest(), Counter(), {}, 0
+def filled(walks, ways):
+    """A forest of these walks, added in these ways, and the model."""
+    forest, counts, last, num_steps = MCTSForest(), Counter(), {}, 0
     for number, walk in enumerate(walks):
-        td = rollout(walk, seen)
+        td = rollout(walk, num_steps)
         for step in walk:
             counts[step] += 1
-            last[step] = seen
-            seen += 1
-        match how[number % len(how)]:
+            last[step] = num_steps
+            num_steps += 1
+        match ways[number % len(ways)]:
             case "rollout":
                 forest.extend(td)
             case "cut":
@@ -167,12 +167,12 @@ def filled(walks, how):
 
 
 WAYS = ["rollout", "cut", "batch", "steps", "look", "reload", "save"]
-HOW = st.lists(st.sampled_from(WAYS), min_size=1)
+WAYS_LISTS = st.lists(st.sampled_from(WAYS), min_size=1)
 
 
 @st.composite
 def walks(draw, cycles):
-    """Walks that begin anywhere, and at each step go anywhere; without cycles, only upwards."""
+    """Walks from any state to any states; without cycles, only upwards."""
     found = []
     for _ in range(draw(st.integers(1, 6))):
         state, walk = draw(st.integers(0, STATES - 2)), []
@@ -190,9 +190,9 @@ DEPTH = st.sampled_from([None, None, 0, 1, 2, 3])
 
 
 @EXAMPLES
-@given(walks(cycles=False), HOW, st.booleans(), DEPTH)
-def test_an_environment_without_cycles(walks, how, compact, max_depth):
-    forest, counts, last = filled(walks, how)
+@given(walks(cycles=False), WAYS_LISTS, st.booleans(), DEPTH)
+def test_an_environment_without_cycles(walks, ways, compact, max_depth):
+    forest, counts, last = filled(walks, ways)
     known = {state for s, _, t in counts for state in (s, t)}
     assert len(forest) == len(counts) and len(forest.nodes) == len(known)
     for state in range(STATES):
@@ -202,7 +202,7 @@ def test_an_environment_without_cycles(walks, how, compact, max_depth):
         steps, count = forest.get_child(root(state))
         assert steps_of(steps) == leaving(counts, state)
         assert count.tolist() == [counts[step] for step in leaving(counts, state)]
-        assert steps["seen"].tolist() == [last[step] for step in leaving(counts, state)]
+        assert steps["order"].tolist() == [last[step] for step in leaving(counts, state)]
 
         tree = forest.get_tree(root(state), compact=compact, max_depth=max_depth)
         model = unfolded(counts, state, compact, max_depth)
@@ -211,7 +211,7 @@ def test_an_environment_without_cycles(walks, how, compact, max_depth):
 
 
 def check_questions(tree, model, counts):
-    """All that can be asked of a tree, against the paths of the model."""
+    """All queries of a tree, against the paths of the model."""
     by_path = dict(paths_of(model))
     vertices = tree.vertices(key_type="path")
     assert list(vertices) == list(by_path)
@@ -241,18 +241,18 @@ def check_questions(tree, model, counts):
 
 
 @EXAMPLES
-@given(walks(cycles=True), HOW, st.booleans(), DEPTH)
-def test_an_environment_with_cycles(walks, how, compact, max_depth):
-    check_forest(walks, how, compact, max_depth)
+@given(walks(cycles=True), WAYS_LISTS, st.booleans(), DEPTH)
+def test_an_environment_with_cycles(walks, ways, compact, max_depth):
+    check_forest(walks, ways, compact, max_depth)
 
 
-def check_forest(walks, how, compact, max_depth):
-    forest, counts, _ = filled(walks, how)
+def check_forest(walks, ways, compact, max_depth):
+    forest, counts, _ = filled(walks, ways)
     assert len(forest) == len(counts)
     for state in sorted({s for step in counts for s in step[::2]}):
         assert steps_of(forest.get_child(root(state))[0]) == leaving(counts, state)
         tree = forest.get_tree(root(state), compact=compact, max_depth=max_depth)
-        model = walked(counts, state, compact, max_depth)
+        model = unfolded_once(counts, state, compact, max_depth)
         assert as_model(tree) == model
         check_questions(tree, model, counts)
         if max_depth is None:
@@ -260,14 +260,14 @@ def check_forest(walks, how, compact, max_depth):
 
 
 def check_cycles(tree, state, counts, compact):
-    """What must hold of a tree of any environment, whatever order it grew in."""
+    """Invariants of a tree of any environment, in whatever order it grew."""
     vertices = list(tree.vertices(key_type="id").values())
-    held = [step for v in vertices if v.rollout is not None for step in steps_of(v.rollout)]
-    begun = [steps_of(v.rollout)[0] for v in vertices if v.rollout is not None]
-    assert set(held) == reachable(counts, state)  # nothing is lost
-    assert len(begun) == len(set(begun))
+    stored = [step for v in vertices if v.rollout is not None for step in steps_of(v.rollout)]
+    starts = [steps_of(v.rollout)[0] for v in vertices if v.rollout is not None]
+    assert set(stored) == reachable(counts, state)  # nothing is lost
+    assert len(starts) == len(set(starts))
     if not compact:
-        assert len(held) == len(set(held))
+        assert len(stored) == len(set(stored))
     by_path = tree.vertices(key_type="path")
     for vertex in vertices:
         (node,) = read(vertex.node_data["observation"])
@@ -292,7 +292,7 @@ def reachable(counts, state):
     return found
 
 
-# ---------------------------------------------------------------------------- guards of the guards
+# ---------------------------------------------------------------------------- the tests can fail
 
 
 def last_first(graph, node):
@@ -310,6 +310,6 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_wrong_tree_is_noticed(lie, monkeypatch):
     monkeypatch.setattr(*LIES[lie])
-    wrong = given(walks(cycles=True), HOW, st.booleans(), DEPTH)(check_forest)
+    wrong = given(walks(cycles=True), WAYS_LISTS, st.booleans(), DEPTH)(check_forest)
     with pytest.raises(AssertionError):
         settings(EXAMPLES, phases=[Phase.generate])(wrong)()

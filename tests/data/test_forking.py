@@ -28,7 +28,7 @@ def items(n=2000):
 
 
 def use_of(kind):
-    """Something that is used over and over: what is drawn or read must be right."""
+    """A function to call repeatedly, which checks what it draws or reads."""
     if kind == "map":
         table = TensorDictMap(in_keys=["observation"])
 
@@ -95,20 +95,20 @@ def test_children_that_are_forked_while_a_thread_is_at_work(kind):
     use()
 
 
-def test_a_lock_that_is_not_to_be_had_is_free_in_the_child(monkeypatch):
+def test_a_lock_that_another_thread_holds_is_free_in_the_child(monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE", 0.2)
     buffer, use = use_of("by priority")
     use()
-    held, over = threading.Event(), threading.Event()
+    acquired, over = threading.Event(), threading.Event()
 
     def hold():
         with buffer._lock:
-            held.set()
+            acquired.set()
             over.wait(20)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(hold)
-        held.wait(20)
+        acquired.wait(20)
         try:
             assert runs(use)
         finally:
@@ -116,7 +116,7 @@ def test_a_lock_that_is_not_to_be_had_is_free_in_the_child(monkeypatch):
     use()  # and the parent's is free again
 
 
-def test_objects_that_are_gone_are_forgotten():
+def test_collected_objects_are_forgotten():
     before = len(processes._owners)
     uses = HashToInt()
     assert len(processes._owners) == before + 1

@@ -60,7 +60,7 @@ def test_the_projection_is_a_matrix_product(features):
     torch.testing.assert_close(torch.stack(rows), x.double() @ module.projection)
 
 
-def test_which_rows_are_told_apart():
+def test_which_rows_get_different_hashes():
     x = draw(1000, 17)
     near = x.clone()
     near[:, 0] += 1e-3
@@ -84,7 +84,7 @@ def test_rows_of_other_shapes():
         assert RandomProjectionHash()(rows).unique().numel() == len(rows)
 
 
-def test_a_seed_is_the_whole_of_the_projection_in_every_process():
+def test_a_seed_determines_the_projection_in_every_process():
     x, state = torch.arange(40.0).view(2, F), torch.random.get_rng_state()
     expected = RandomProjectionHash()(x)
     assert not RandomProjectionHash(seed=4)(x).equal(expected)
@@ -140,16 +140,16 @@ def test_the_example_that_torchrl_documents():
 
 @pytest.mark.parametrize("num_bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8, torch.bfloat16])
-def test_numbers_are_those_of_python(num_bits, dtype):
+def test_numbers_equal_python_s(num_bits, dtype):
     x = torch.randint(-3, 4, (5, 2, 8), generator=torch.Generator().manual_seed(0))
     x = x.abs().to(dtype) if dtype is torch.uint8 else x.to(dtype)
     for rows in (x, x.permute(1, 0, 2), x[0, 0], x[:0]):
         digits = ["".join(map(str, row)) for row in (rows > 0).reshape(-1, 8).int().tolist()]
         chunks = [[int(row[i : i + num_bits], 2) for i in range(0, 8, num_bits)] for row in digits]
-        for given, convert in ((rows, True), (rows > 0, False)):
+        for bits, convert in ((rows, True), (rows > 0, False)):
             for sums, expected in ((True, [sum(chunk) for chunk in chunks]), (False, chunks)):
                 module = BinaryToDecimal(num_bits, convert_to_binary=convert, sum_chunks=sums)
-                assert module(given).tolist() == expected
+                assert module(bits).tolist() == expected
 
 
 def test_64_bits_are_twos_complement():
@@ -189,7 +189,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_named():
+def test_invalid_calls_are_refused():
     for call, error, words in MISTAKES:
         with pytest.raises(error, match=words):
             call()

@@ -24,7 +24,7 @@ def filled(content=False):
 
 @pytest.mark.parametrize("shape", [(50,), (), (5, 1, 10), (2, 0)], ids=str)
 @pytest.mark.parametrize("with_content", [False, True])
-def test_indices_are_those_of_a_dict(shape, with_content):
+def test_indices_equal_those_of_a_dict(shape, with_content):
     rng, size = torch.Generator().manual_seed(0), torch.Size(shape).numel()
     to_int, known = HashToInt(), {}
     for _ in range(15):
@@ -33,11 +33,11 @@ def test_indices_are_those_of_a_dict(shape, with_content):
         key[torch.rand(size, generator=rng) < 0.1] = MOST
         words = torch.randint(0, 2, (size, 2 * with_content), generator=rng)
         pairs = list(zip(key.tolist(), map(tuple, words.tolist()), strict=True))
-        given = {"content": words.reshape(*shape, 2)} if with_content else {}
+        options = {"content": words.reshape(*shape, 2)} if with_content else {}
         expected = [known.get(pair, len(known)) for pair in pairs]  # the length if unknown
-        assert to_int(key.reshape(shape), **given).flatten().tolist() == expected
+        assert to_int(key.reshape(shape), **options).flatten().tolist() == expected
         expected = [known.setdefault(pair, len(known)) for pair in pairs]
-        found = to_int(key.reshape(shape), extend=True, **given)
+        found = to_int(key.reshape(shape), extend=True, **options)
         assert found.shape == shape and found.flatten().tolist() == expected
     assert len(to_int) == len(known)
 
@@ -85,7 +85,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), REFUSED)
-def test_what_is_refused_changes_nothing(call, error, words):
+def test_a_refused_call_changes_nothing(call, error, words):
     to_int = filled()
     with pytest.raises(error, match=words):
         call(to_int)
@@ -96,12 +96,12 @@ def test_what_is_refused_changes_nothing(call, error, words):
 
 
 def test_copies_moves_and_hooks():
-    original, seen = filled(), []
+    original, results = filled(), []
     shared, apart = copy.copy(original), copy.deepcopy(original)
     loaded = pickle.loads(pickle.dumps(original))
-    original.register_forward_hook(lambda module, args, result: seen.append(result.tolist()))
+    original.register_forward_hook(lambda module, args, result: results.append(result.tolist()))
     original(tensor([100, 100]), extend=True)
-    assert seen == [[2, 2]]
+    assert results == [[2, 2]]
     assert [len(x) for x in (original, shared, apart, loaded)] == [3, 3, 2, 2]
     for other in (apart, nn.Sequential(loaded).to("cpu").half().double()[0]):
         assert other(tensor([-1, 9]), extend=True).tolist() == [1, 2]
@@ -127,10 +127,10 @@ def test_threads_agree_on_one_numbering():
         return [(part, to_int(keys[part], extend=True)) for part in order.split(100)]
 
     with ThreadPoolExecutor(4) as pool:
-        seen = [pair for found in pool.map(extend, range(4)) for pair in found]
+        pairs = [pair for found in pool.map(extend, range(4)) for pair in found]
     final = to_int(keys)
-    assert len(seen) == 4 * 30 and final.sort().values.tolist() == list(range(3000))
-    assert all(torch.equal(final[part], index) for part, index in seen)
+    assert len(pairs) == 4 * 30 and final.sort().values.tolist() == list(range(3000))
+    assert all(torch.equal(final[part], index) for part, index in pairs)
 
 
 def test_content_and_none_are_not_mixed():

@@ -1,4 +1,4 @@
-"""What is taken as items: lists of them, numpy arrays, rollouts; nothing is read as other rows."""
+"""Forms of items: lists of them, numpy arrays, rollouts; nothing is read as other rows."""
 
 from collections import namedtuple
 
@@ -30,7 +30,7 @@ def buffer_of(kind=ReplayBuffer, size=20, **options):
 
 KINDS = pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
 
-# An item of three numbers, in all the ways that it may be handed over.
+# An item of three numbers, in all forms that a buffer accepts.
 ITEMS = {
     "container": lambda x: TensorDict(obs=x),
     "container with a batch size": lambda x: TensorDict(obs=x, batch_size=[3]),
@@ -55,21 +55,21 @@ def numbers(data):
 
 @KINDS
 @pytest.mark.parametrize("name", ITEMS)
-def test_a_list_is_of_items(kind, name):
+def test_a_list_is_read_as_items(kind, name):
     items = [ITEMS[name](torch.arange(3.0) + 10 * i) for i in range(5)]
-    one_by_one, at_once = buffer_of(kind), buffer_of(kind)
+    single, together = buffer_of(kind), buffer_of(kind)
     for item in items:
-        one_by_one.add(item)
-    assert at_once.extend(items).tolist() == [0, 1, 2, 3, 4]
+        single.add(item)
+    assert together.extend(items).tolist() == [0, 1, 2, 3, 4]
     for i in range(5):
-        assert numbers(at_once[i]) == numbers(one_by_one[i]) == numbers(items[i])
-        assert type(at_once[i]) is type(one_by_one[i])
-    assert at_once.extend(items[:2]).tolist() == [5, 6]  # now that what a row is is settled
-    assert numbers(at_once[-1]) == numbers(items[1])
-    at_once.sample(4)
+        assert numbers(together[i]) == numbers(single[i]) == numbers(items[i])
+        assert type(together[i]) is type(single[i])
+    assert together.extend(items[:2]).tolist() == [5, 6]  # now that the form of a row is known
+    assert numbers(together[-1]) == numbers(items[1])
+    together.sample(4)
 
 
-def test_items_that_are_unlike_are_refused_and_named():
+def test_items_of_different_structure_are_refused():
     buffer, x = buffer_of(), torch.zeros(1)
     for items, error, words in [
         ([torch.zeros(3), torch.zeros(2)], ValueError, r"item 1 of.*\[2\].*as a tuple or a dict"),
@@ -90,7 +90,7 @@ def test_items_that_are_unlike_are_refused_and_named():
 @pytest.mark.parametrize(
     "wrap", [lambda td: (td, td), lambda td: {"a": td}, lambda td: Point(td, td["obs"])]
 )
-def test_containers_without_the_dimension_that_counts_are_refused_in_other_pytrees(wrap):
+def test_containers_without_a_batch_dimension_are_refused_in_other_pytrees(wrap):
     buffer, item = buffer_of(), wrap(TensorDict(obs=torch.zeros(3)))
     for _ in range(2):
         with pytest.raises(ValueError, match=r"has the batch size \[\].*pass a list of items"):
@@ -102,7 +102,7 @@ def test_containers_without_the_dimension_that_counts_are_refused_in_other_pytre
     assert len(buffer) == 2
 
 
-def test_rows_of_lists_are_taken_where_such_rows_are_stored():
+def test_rows_of_lists_are_accepted_where_such_rows_are_stored():
     buffer = buffer_of()
     buffer.add([torch.zeros(3), torch.tensor(1)])
     assert len(buffer.extend([torch.ones(4, 3), torch.arange(4)])) == 4  # four rows of lists
@@ -126,9 +126,9 @@ def test_arrays_of_any_layout(array, tmp_path):
     with MemmapStorage(18, tmp_path / "rows") as disk:
         for storage in (TensorStorage(18), disk):
             storage.extend({"x": array, "reward": np.ones(len(array))})
-            given = array.copy()
-            storage.extend({"x": given, "reward": np.ones(len(array))})
-            given[:1] = 99  # what is stored is a copy
+            source = array.copy()
+            storage.extend({"x": source, "reward": np.ones(len(array))})
+            source[:1] = 99  # what is stored is a copy
             found = storage.get(slice(None))
             assert found["x"].tolist() == [*array.tolist()] * 2
             assert found["reward"].dtype is torch.float64
@@ -139,8 +139,8 @@ def test_arrays_of_any_layout(array, tmp_path):
 
 @KINDS
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_rollout_of_several_environments_is_of_items_with_a_batch_size(kind, prefetch):
-    """Each item is a time, with all environments, as in TorchRL; its number stands at each."""
+def test_a_rollout_of_several_environments_has_items_with_a_batch_size(kind, prefetch):
+    """Each item is a time step of all environments, as in TorchRL, with its number in each."""
     buffer = buffer_of(kind, batch_size=7, prefetch=prefetch)
     rollout = TensorDict(obs=torch.arange(30).view(5, 2, 3), batch_size=[5, 2])
     assert len(buffer.extend(rollout)) == 5

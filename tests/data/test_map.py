@@ -1,4 +1,4 @@
-"""TensorDictMap beside what a dict does: kinds of entries, merges, functions, and every mistake.
+"""TensorDictMap beyond a dict: kinds of entries, merges, functions, and every error.
 
 The operations of a dict are tried in random order in test_map_properties.py.
 """
@@ -60,7 +60,7 @@ def content(m):
 
 
 def plain(td):
-    """Everything in a container: which objects, and what they hold."""
+    """Everything in a container: the objects, and their values."""
     return td.batch_size, {
         key: (id(td.get(key)), td.get(key).tolist() if hasattr(td.get(key), "tolist") else None)
         for key in td.keys(True, True)
@@ -113,7 +113,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_is_read(kind, tmp_path):
+def test_written_values_are_read(kind, tmp_path):
     in_keys, query, value = KINDS[kind]
     hash_module = SipHash(normalize=False) if kind == "bit by bit" else None
     m = make(in_keys, hash_module=hash_module)
@@ -132,7 +132,7 @@ def test_what_is_written_is_read(kind, tmp_path):
     for mine, theirs in sides:
         assert mine.dtype == theirs.dtype and not mine.requires_grad
         assert torch.equal(mine.view(torch.uint8), theirs.detach().view(torch.uint8))
-    if "lazy" not in kind:  # whose leaves are stacked when they are asked for
+    if "lazy" not in kind:  # whose leaves are stacked when they are read
         assert [plain(query), plain(value)] == before
 
 
@@ -166,7 +166,7 @@ def test_a_query_of_no_rows_of_an_empty_map(batch, by_key):
     assert m[query]["v"].shape == torch.Size(batch)
 
 
-def test_all_is_copied_on_its_way_in_and_out():
+def test_values_are_copied_when_written_and_when_read():
     m, query, value = make(), k(1, 2), v(1, 2)
     m[query] = value
     before = plain(query)
@@ -229,11 +229,11 @@ def test_merges_equal_numpy(merge):
         m[k(0, 2, 4, 7)] = old
         m.update(k(*numbers), value, merge=merge, accumulate=accumulate)
         for key in ("v", ("n", "w")):
-            there = dict(zip((0, 2, 4, 7), old[key].numpy(), strict=True))
-            groups = {number: [row] for number, row in there.items()} if accumulate else {}
+            stored = dict(zip((0, 2, 4, 7), old[key].numpy(), strict=True))
+            groups = {number: [row] for number, row in stored.items()} if accumulate else {}
             for number, row in zip(numbers, value[key].numpy(), strict=True):
                 groups.setdefault(number, []).append(row)
-            expected = there | {n: MERGES[merge](np.stack(rows)) for n, rows in groups.items()}
+            expected = stored | {n: MERGES[merge](np.stack(rows)) for n, rows in groups.items()}
             assert len(m) == len(expected)
             for number, row in expected.items():
                 found = m[k(number)[0]][key].numpy()
@@ -263,13 +263,13 @@ def test_merges_of_special_numbers(merge, dtype, values, expected):
     )
 
 
-def test_a_merge_function_gets_the_values_and_the_group_of_each():
-    seen = []
+def test_a_merge_function_gets_the_values_and_their_groups():
+    calls = []
 
     def joined(values, group, num_groups):
         """The values of each group as the digits of a number."""
-        seen.append((values["v"].flatten().tolist(), group.tolist(), num_groups))
-        values.set("w", values["v"] + 1)  # which is not set in what was given
+        calls.append((values["v"].flatten().tolist(), group.tolist(), num_groups))
+        values.set("w", values["v"] + 1)  # which is not set in the argument
         numbers = torch.zeros(num_groups, 1)
         for value, i in zip(values["v"], group.tolist(), strict=True):
             numbers[i] = numbers[i] * 100 + value
@@ -280,7 +280,7 @@ def test_a_merge_function_gets_the_values_and_the_group_of_each():
     m.update(k(5, 2, 5, 1, 2), value, merge=joined, accumulate=True)
     assert plain(value) == before and content(m) == {1: 1004, 2: 200809, 3: 30, 5: 301}
     m.update(k(5, 2, 5), v(3, 8, 1), merge=joined)
-    assert seen[1:] == [([3, 8, 1], [0, 1, 0], 2)]  # called once; 0 is 5, which came first
+    assert calls[1:] == [([3, 8, 1], [0, 1, 0], 2)]  # called once; 0 is 5, which came first
 
 
 # ------------------------------------------------------------------------- functions and out_keys
@@ -296,27 +296,27 @@ def total(new, old=None):
     return new
 
 
-def test_a_write_fn_sees_new_rows_alone_and_others_with_the_old_in_rounds():
-    seen = []
+def test_a_write_fn_gets_new_rows_alone_and_others_with_the_old_in_rounds():
+    calls = []
 
     def spy(new, old=None):
         old_v = None if old is None else old["v"].flatten().tolist()
-        seen.append((new["v"].flatten().tolist(), old_v))
+        calls.append((new["v"].flatten().tolist(), old_v))
         return total(new, old)
 
     m, value = make(write_fn=spy), v(1, 2, 3, 4, 5, 6)
     m[k(1)] = v(100)
     m[k()] = v()
-    assert seen == [([100], None)]
-    seen.clear()
+    assert calls == [([100], None)]
+    calls.clear()
     before = plain(value)
     m[k(2, 1, 2, 3, 2, 1)] = value
     assert plain(value) == before and content(m) == {1: 108, 2: 9, 3: 4}
     assert m[k(1, 2, 3)]["n"].tolist() == [3, 3, 1]
-    # first those that come first: 2 and 3 are new; then the second ones, then the third
-    assert sorted(seen[:2], key=str) == [([1, 4], None), ([2], [100])]
-    assert len(seen) == 4 and sorted(zip(*seen[2], strict=True)) == [(3, 1), (6, 102)]
-    assert seen[3] == ([5], [4])
+    # first occurrences: 2 and 3 are new; then the second ones, then the third
+    assert sorted(calls[:2], key=str) == [([1, 4], None), ([2], [100])]
+    assert len(calls) == 4 and sorted(zip(*calls[2], strict=True)) == [(3, 1), (6, 102)]
+    assert calls[3] == ([5], [4])
     m = make(write_fn=total)
     m.update(k(1, 2, 1), v(1, 2, 3), merge="sum")  # after a merge there is one row for each key
     assert content(m) == {1: 4, 2: 2} and m[k(1, 2)]["n"].tolist() == [1, 1]
@@ -345,7 +345,7 @@ WRONG = (ValueError, KeyError, TypeError, RuntimeError)
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
 @pytest.mark.parametrize("numbers", [(1, 2), (1, 5, 2, 2)], ids=str)
-def test_functions_whose_results_do_not_fit_change_nothing(kind, numbers):
+def test_functions_with_invalid_results_change_nothing(kind, numbers):
     function, query, value = FUNCTIONS[kind], k(*numbers), v(*range(len(numbers)))
     m = filled(1, 2)
     if kind != "error for old":
@@ -363,7 +363,7 @@ def test_functions_whose_results_do_not_fit_change_nothing(kind, numbers):
     assert read(m, 7) == [7]
 
 
-def test_a_collate_fn_makes_of_the_values_what_is_read():
+def test_a_collate_fn_is_applied_to_the_values_read():
     m = filled(1, 2, collate_fn=lambda values: (values["v"] + 1, values.batch_size))
     found, shape = m[k(2, 1).reshape(2, 1)]
     assert found.flatten().tolist() == [21, 11] and shape == (2, 1)
@@ -373,7 +373,7 @@ def test_a_collate_fn_makes_of_the_values_what_is_read():
         m.pop(k(1))
 
 
-def test_functions_may_ask_the_map():
+def test_functions_may_read_the_map():
     m = make()
     m.write_fn = lambda new, old=None: new.apply(lambda x: x + len(m))
     m.collate_fn = lambda values: values.set("has", m.contains(k(1, 2)).sum().expand(values.shape))
@@ -383,7 +383,7 @@ def test_functions_may_ask_the_map():
     assert td["v"].flatten().tolist() == [0, 1, 1] and td["has"].tolist() == [2, 2, 2]
 
 
-def test_out_keys_say_which_entries_are_stored():
+def test_out_keys_select_the_stored_entries():
     m = make(out_keys=["v", ("n", "x")])
     value = v(1, 2).update({"w": torch.ones(2), "n": {"x": torch.ones(2), "y": torch.ones(2)}})
     m[k(1, 2)] = value
@@ -417,7 +417,7 @@ def test_a_storage_has_one_map():
         second[k(5)] = v(5)
     assert content(first) == {1: 1} and len(second) == 0
     with pytest.raises(ValueError, match="holds 1 row"):
-        made(**K, storage=storage)(None)
+        init(**K, storage=storage)(None)
 
 
 def test_a_storage_for_each_entry():
@@ -505,7 +505,7 @@ FITS_AN_EMPTY_MAP = {"missing entry", "no entry", "row shape", "dtype", "extra e
 
 
 @pytest.mark.parametrize("kind", BAD_VALUES)
-def test_bad_values_leave_the_map_as_it_is(kind):
+def test_bad_values_change_nothing(kind):
     value, words = BAD_VALUES[kind]
     error = TypeError if kind == "dict" else WRONG
     m = make()
@@ -547,8 +547,8 @@ def update(*numbers, dtype=torch.float32, **options):
     return lambda m: m.update(k(*numbers), v(*range(len(numbers)), dtype=dtype), **options)
 
 
-def made(**options):
-    """Makes a map with these options whatever map there is."""
+def init(**options):
+    """Makes a map with these options; ignores its argument."""
     return lambda m: TensorDictMap(**options)
 
 
@@ -560,12 +560,12 @@ K = {"in_keys": ["k"]}
 WHICH = r"\[1, 3\].*get\(query, default\)"
 FULL = "2 new rows.*map holds 2.*size is 3"
 REFUSED = {
-    "no query": (made(), ValueError, "in_keys=.*query_module="),
-    "two queries": (made(**K, query_module=QueryModule(["k"])), ValueError, "must be named"),
-    "evict": (made(**K, evict="fifo"), ValueError, "evict='fifo' must be one of 'lru', None"),
-    "evict of no size": (made(**K, evict="lru"), ValueError, "max_size"),
-    "max_size": (made(**K, max_size=0), ValueError, "max_size.*0"),
-    "storage": (made(**K, storage=100), TypeError, "TensorStorage.*got a int"),
+    "no query": (init(), ValueError, "in_keys=.*query_module="),
+    "two queries": (init(**K, query_module=QueryModule(["k"])), ValueError, "must be named"),
+    "evict": (init(**K, evict="fifo"), ValueError, "evict='fifo' must be one of 'lru', None"),
+    "evict of no size": (init(**K, evict="lru"), ValueError, "max_size"),
+    "max_size": (init(**K, max_size=0), ValueError, "max_size.*0"),
+    "storage": (init(**K, storage=100), TypeError, "TensorStorage.*got a int"),
     "unknown rows": (lambda m: m[k(1, 8, 2, 9)], UnknownRowError, WHICH),
     "how many": (lambda m: m.pop(k(1, 8, 2, 9)), KeyError, "2 of 4 rows"),
     "other dtype": (lambda m: m[k(1, dtype=torch.float64)], KeyError, "float32.*float64"),
@@ -610,7 +610,7 @@ MADE_WITH = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_leaves_the_map_as_it_is(kind):
+def test_a_refused_call_changes_nothing(kind):
     call, error, words = REFUSED[kind]
     m = make(**MADE_WITH.get(kind, {}))
     if "hash" not in kind and " of torch" not in kind and kind != "default of an empty one":
@@ -619,7 +619,7 @@ def test_what_is_refused_leaves_the_map_as_it_is(kind):
         call(m)
 
 
-def test_a_default_that_the_entry_cannot_hold_is_refused():
+def test_a_default_outside_the_dtype_is_refused():
     for dtype, default in [
         (torch.uint8, -1),
         (torch.int64, 0.5),
@@ -681,7 +681,7 @@ class Shifted(nn.Module):
         return x[:, 0].long() + self.shift
 
 
-def test_a_state_dict_is_tensors_and_goes_with_a_module():
+def test_a_state_dict_is_tensors_and_part_of_its_modules():
     m = filled(1, 2, 3, hash_module=Shifted(1))
     state_dict = nn.ModuleDict({"net": nn.Linear(1, 1), "memory": m}).state_dict()
     m[k(1, 5)] = v(7, 8)  # of which the state knows nothing
@@ -694,7 +694,7 @@ def test_a_state_dict_is_tensors_and_goes_with_a_module():
             wrong.load_state_dict(filled(1, 2).state_dict())
 
 
-def test_a_state_that_lacks_something_or_contradicts_itself_changes_nothing():
+def test_an_incomplete_or_inconsistent_state_changes_nothing():
     state = filled(1, 2, 3).state_dict()
     for name, x in state.items():
         m = filled(7)
@@ -711,12 +711,12 @@ def test_a_state_that_lacks_something_or_contradicts_itself_changes_nothing():
                 m.load_state_dict({**m.state_dict(), **state, name: change})
             except (RuntimeError, ValueError):
                 assert content(m) == {7: 70}
-            else:  # numbers that are as good as others: what is there must fit together
+            else:  # any numbers are valid if the entries are consistent
                 rows = m.rows(m.keys()).tolist()
                 assert len(m) == len(m.values()) == len(set(rows))
 
 
-def test_threads_write_at_once():
+def test_threads_write_concurrently():
     m = TensorDictMap(in_keys=["k"])
 
     def work(i):

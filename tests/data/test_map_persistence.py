@@ -1,4 +1,4 @@
-"""Maps on disk: there and back, killed while saving, damaged, read by several processes."""
+"""Maps on disk: round trips, killed while saving, damaged, read by several processes."""
 
 import os
 import shutil
@@ -25,11 +25,11 @@ def values(*numbers):
     return TensorDict(entries, [len(numbers)])
 
 
-def filled(*numbers, query=None, gone=(), **options):
-    """A map from each number to ten times as much, out of which some were deleted."""
+def filled(*numbers, query=None, deleted=(), **options):
+    """A map from each number to ten times as much, of which `deleted` are removed again."""
     m = TensorDictMap(query_module=query or QueryModule(NESTED), **options)
     m[keys(*numbers)] = values(*[10 * number for number in numbers])
-    m.delete(keys(*gone))
+    m.delete(keys(*deleted))
     return m
 
 
@@ -54,7 +54,7 @@ def in_child(work):
 
 
 def ended(pid):
-    """How the child ended: its exit code, or the negative of the signal."""
+    """The exit code of a child, or the negative of its signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -63,7 +63,7 @@ def folder(tmp_path):
     return tmp_path / "map"
 
 
-# ---------------------------------------------------------------------------------- there and back
+# ---------------------------------------------------------------------------------- round trips
 
 
 def hashed(*hash_modules, **options):
@@ -78,34 +78,34 @@ def used_1(m):
 TWO = [SipHash(key=(1, 2)), SipHash(key=(3, 4))]
 
 
-def asked(**options):
-    """A map of one key, whose hash modules have these options."""
+def one_key(**options):
+    """A map with one key, whose hash modules have these options."""
     return lambda: filled(1, query=QueryModule(NESTED, hash_module=SipHash(**options)))
 
 
 MAPS = {
     "plain": lambda: filled(1, 2, 3),
-    "of free rows": lambda: filled(1, 2, 3, 4, gone=(2, 3)),
+    "of free rows": lambda: filled(1, 2, 3, 4, deleted=(2, 3)),
     "least recently used": lambda: used_1(filled(1, 2, 3, max_size=3, evict="lru")),
     "empty": lambda: TensorDictMap(in_keys=NESTED, max_size=9),
-    "all deleted": lambda: filled(1, gone=(1,)),
+    "all deleted": lambda: filled(1, deleted=(1,)),
     "from a pair": lambda: TensorDictMap.from_tensordict_pair(keys(1), values(1), NESTED),
     "out_keys": lambda: filled(1, out_keys=["v"]),
-    "key of a hash": asked(key=(3, 4)),
-    "rounds": asked(rounds=(2, 4)),
-    "bit by bit": asked(normalize=False),
+    "key of a hash": one_key(key=(3, 4)),
+    "rounds": one_key(rounds=(2, 4)),
+    "bit by bit": one_key(normalize=False),
     "each its own": lambda: filled(1, query=hashed(*TWO, aggregator=SipHash(rounds=(2, 4)))),
 }
 
 
 def same(one, other):
-    """Whether two maps hold the same, with all that decides how they go on."""
+    """Whether two maps are equal, with all state that later calls depend on."""
     mine, theirs = one.state_dict(), other.state_dict()
     return mine.keys() == theirs.keys() and all(torch.equal(x, theirs[n]) for n, x in mine.items())
 
 
 @pytest.mark.parametrize("kind", MAPS)
-def test_a_loaded_map_goes_on_as_the_saved_one_would(folder, kind):
+def test_a_loaded_map_continues_like_the_saved_one(folder, kind):
     m = MAPS[kind]()
     m.save(folder / "deep")
     other = TensorDictMap.load(str(folder / "deep"))
@@ -127,7 +127,7 @@ def first_bit(x):
     return (x.flatten(1)[:, 0] if x.dim() > 1 else x).long() & 1
 
 
-def test_functions_and_modules_are_given_again(folder):
+def test_functions_and_modules_are_passed_again(folder):
     m = filled(1, 2, write_fn=add, collate_fn=lambda td: td["v"])
     m.save(folder)
     with pytest.raises(ValueError, match="pass write_fn="):
@@ -149,7 +149,7 @@ def test_functions_and_modules_are_given_again(folder):
             TensorDictMap.load(folder, query_module=query)
 
 
-def test_values_rest_on_disk_and_in_other_storages(folder, tmp_path):
+def test_values_stay_on_disk_and_in_other_storages(folder, tmp_path):
     m = TensorDictMap(in_keys=NESTED, storage=MemmapStorage(4, tmp_path / "rows"), evict="lru")
     m[keys(1, 2, 3)] = values(1, 2, 3)
     m.update(keys(1, 4), values(10, 4), merge="sum", accumulate=True)
@@ -170,7 +170,7 @@ def test_values_rest_on_disk_and_in_other_storages(folder, tmp_path):
 # ----------------------------------------------------------------------------------- other folders
 
 
-def test_folders_of_something_else_are_left_alone(folder):
+def test_other_folders_are_left_alone(folder):
     folder.mkdir()
     thesis, storage = folder / "thesis.txt", TensorStorage(4)
     thesis.write_text("years of work")
@@ -192,13 +192,13 @@ def test_folders_of_something_else_are_left_alone(folder):
     assert sorted(os.listdir(folder)) == ["map", "storage", "thesis.txt"]
 
 
-# ------------------------------------------------------------------------- killed, and side by side
+# ------------------------------------------------------------------------- killed, and concurrent
 
 WIDTH = 500
 
 
 def version(number):
-    """A map whose size and every value say which version it is."""
+    """A map whose size and every value encode its version."""
     size = 40 + number % 7
     m = TensorDictMap(in_keys=["k"], max_size=100, evict="lru")
     query = TensorDict({"k": torch.arange(size)}, [size])
@@ -207,7 +207,7 @@ def version(number):
 
 
 def version_of(m):
-    """Which version a map is; fails if it is not one of them in full."""
+    """The version of a map; fails if it is not a complete one."""
     found_keys, found = m.items()
     number = int(found["v"][0, 0])
     assert len(m) == 40 + number % 7
@@ -221,7 +221,7 @@ STEPS = ("fsync", "write", "open", "replace", "rename", "unlink", "mkdir", "trun
 
 
 def dying_at(step, monkeypatch):
-    """Let the process be killed just before its `step`-th call that reaches the disk."""
+    """Kills the process just before its `step`-th call that reaches the disk."""
     count = 0
 
     def before(original):
@@ -241,14 +241,14 @@ def dying_at(step, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False], ids=["a new folder", "over an older map"])
 def test_killed_before_each_step_of_saving(folder, first, monkeypatch):
-    seen, status = [], -signal.SIGKILL
+    read, status = [], -signal.SIGKILL
     while status == -signal.SIGKILL:
-        assert len(seen) < 100, "saving takes more than a hundred steps"
+        assert len(read) < 100, "saving takes more than a hundred steps"
         shutil.rmtree(folder, ignore_errors=True)
         if not first:
             version(1).save(folder)
 
-        step = len(seen) + 1
+        step = len(read) + 1
 
         def save(step=step):
             dying_at(step, monkeypatch)
@@ -256,12 +256,12 @@ def test_killed_before_each_step_of_saving(folder, first, monkeypatch):
 
         status = ended(in_child(save))
         if first and not (folder / "manifest.json").exists():
-            seen.append(None)
+            read.append(None)
             with pytest.raises(FileNotFoundError):
                 TensorDictMap.load(folder)
         else:
-            seen.append(version_of(TensorDictMap.load(folder)))
+            read.append(version_of(TensorDictMap.load(folder)))
         version(3).save(folder)  # what is left is no obstacle
         assert version_of(TensorDictMap.load(folder)) == 3 and len(os.listdir(folder)) == 2
-    assert status == 0 and len(seen) > 5 and seen[0] == (None if first else 1) and seen[-1] == 2
-    assert seen == sorted(seen, key=lambda number: number == 2)  # once new, never old again
+    assert status == 0 and len(read) > 5 and read[0] == (None if first else 1) and read[-1] == 2
+    assert read == sorted(read, key=lambda number: number == 2)  # once new, never old again

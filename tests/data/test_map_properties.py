@@ -1,4 +1,4 @@
-"""TensorDictMap does what a dict does: all operations, in random order.
+"""TensorDictMap equals a dict: all operations, in random order.
 
 The model is an `OrderedDict` from the number of a key to the number of its value, the one that was
 used least recently first. What the map holds for these numbers are rows of several dtypes.
@@ -30,7 +30,7 @@ def weak(x):
     return first.long() % 3
 
 
-# How the keys with some numbers look: a function from int64 [N] to entries [N, ...].
+# Kinds of keys: a function from int64 [N] to entries [N, ...].
 KEYS = {
     "float32": lambda n: {"k": n.float() / 2},
     "wide": lambda n: {"k": torch.stack([n, -n, n * n], 1).double() - 3},
@@ -58,7 +58,7 @@ def difference(td, group, num_groups):
 
 
 def merged(merge, items):
-    """What the model does for the numbers of one key, in their order."""
+    """The model's result for the numbers of one key, in their order."""
     return {
         "last": lambda x: x[-1],
         "first": lambda x: x[0],
@@ -101,7 +101,7 @@ class MapMachineOurs(RuleBasedStateMachine):
         return td if shape is None else td.reshape(shape)
 
     def numbers_of(self, td):
-        """The numbers of values that were read; all leaves say the same."""
+        """The numbers of values that were read; all leaves must agree."""
         v = td["v"].flatten()
         assert torch.equal(td["n", "w"].reshape(-1, 2).double(), v[:, None].expand(-1, 2))
         assert torch.equal(td["n", "tiny"].flatten().double(), v)
@@ -147,8 +147,8 @@ class MapMachineOurs(RuleBasedStateMachine):
         if any(abs(value) > 2000 for value in groups.values()):  # float16 holds no more exactly
             return
         query, value = self.keys(items), self.values([value for _, value in pairs])
-        how = {"merge": difference if merge == "difference" else merge, "accumulate": accumulate}
-        self.write(items, groups, lambda: self.map.update(query, value, **how))
+        args = {"merge": difference if merge == "difference" else merge, "accumulate": accumulate}
+        self.write(items, groups, lambda: self.map.update(query, value, **args))
 
     # -- reading
 
@@ -181,26 +181,26 @@ class MapMachineOurs(RuleBasedStateMachine):
 
     # -- removal
 
-    @rule(data=st.data(), how=st.sampled_from(["delete", "ignore", "pop", "clear"]))
-    def remove(self, data, how):
+    @rule(data=st.data(), way=st.sampled_from(["delete", "ignore", "pop", "clear"]))
+    def remove(self, data, way):
         known = st.lists(st.sampled_from(sorted(self.model)), max_size=4) if self.model else ITEMS
-        items = data.draw(ITEMS if how == "ignore" else known)
+        items = data.draw(ITEMS if way == "ignore" else known)
         if not self.model:
-            how = "ignore"
-        gone = {item for item in items if item in self.model}
-        if how == "pop" and items:
+            way = "ignore"
+        removed = {item for item in items if item in self.model}
+        if way == "pop" and items:
             found = self.numbers_of(self.map.pop(self.keys(items)))
             assert found == [self.model[item] for item in items]
-        elif how == "clear":
+        elif way == "clear":
             self.map.clear()
-            gone = list(self.model)
+            removed = list(self.model)
         elif items:
-            options = {"missing": "ignore"} if how == "ignore" else {}
-            assert self.map.delete(self.keys(items), **options) == len(gone)
-        for item in gone:
+            options = {"missing": "ignore"} if way == "ignore" else {}
+            assert self.map.delete(self.keys(items), **options) == len(removed)
+        for item in removed:
             del self.model[item]
 
-    # -- mistakes, after which all is as it was
+    # -- errors, which change nothing
 
     @rule(items=ITEMS.filter(bool), what=WRONG)
     def fail(self, items, what):
@@ -224,13 +224,13 @@ class MapMachineOurs(RuleBasedStateMachine):
 
     # -- copies
 
-    @rule(how=st.sampled_from(["state_dict", "folder", "deepcopy"]))
-    def go_on_with_a_copy(self, how):
+    @rule(way=st.sampled_from(["state_dict", "folder", "deepcopy"]))
+    def continue_with_a_copy(self, way):
         old = self.map
-        if how == "state_dict":
+        if way == "state_dict":
             self.map = self.fresh()
             self.map.load_state_dict(old.state_dict())
-        elif how == "folder":
+        elif way == "folder":
             with tempfile.TemporaryDirectory() as folder:
                 old.save(folder)
                 self.map = TensorDictMap.load(folder, query_module=self.query)
@@ -241,7 +241,7 @@ class MapMachineOurs(RuleBasedStateMachine):
     # -- always
 
     @invariant()
-    def holds_what_the_model_holds(self):
+    def equals_the_model(self):
         if not hasattr(self, "model"):
             return
         assert len(self.map) == len(self.model)
@@ -249,12 +249,12 @@ class MapMachineOurs(RuleBasedStateMachine):
         assert mine.batch_size == all_values.batch_size == (len(self.model),)
         if not self.model:
             return
-        # the keys that are there, and in the same order the values of the model
+        # the stored keys, and in the same order the values of the model
         found = self.numbers_of(all_values)
         rows = self.map.rows(self.keys(list(self.model)))
         assert len(set(rows.tolist())) == len(self.model) and int(rows.min()) >= 0
-        place = rows.argsort()  # values() stands in the order of the rows
-        items = [list(self.model)[i] for i in place.tolist()]
+        order = rows.argsort()  # values() are in the order of the rows
+        items = [list(self.model)[i] for i in order.tolist()]
         assert found == [self.model[item] for item in items]
         expected = self.keys(items)
         for key in self.map.in_keys:
@@ -293,8 +293,8 @@ LIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
-def test_the_machine_sees_a_lie_ours(monkeypatch, lie):
+def test_the_machine_finds_a_wrong_result(monkeypatch, lie):
     monkeypatch.setattr(TensorDictMap, *LIES[lie])
     with pytest.raises((AssertionError, ValueError, KeyError, pytest.fail.Exception)):
-        once = settings(EXAMPLES, phases=[Phase.generate], max_examples=3_000)
-        run_state_machine_as_test(LruMachineOurs, settings=once)
+        one_run = settings(EXAMPLES, phases=[Phase.generate], max_examples=3_000)
+        run_state_machine_as_test(LruMachineOurs, settings=one_run)

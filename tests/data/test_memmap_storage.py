@@ -1,4 +1,4 @@
-"""`MemmapStorage`: what it does beyond the contract (crashes: test_storage_crash.py)."""
+"""`MemmapStorage`: its behaviour beyond the contract (crashes: test_storage_crash.py)."""
 
 import errno
 import json
@@ -40,14 +40,14 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def held(storage):
+def numbers_of(storage):
     return numbers_in(storage.get(storage.rows()))
 
 
-# -------------------------------------------------------------------------------- reopened in place
+# -------------------------------------------------------------------------------- reopened
 
 
-def test_goes_on_where_it_was(folder):
+def test_a_reopened_storage_continues(folder):
     with pytest.raises(FileNotFoundError, match="no storage has been written to this folder yet"):
         MemmapStorage.open(folder)
     assert not folder.exists()
@@ -59,10 +59,10 @@ def test_goes_on_where_it_was(folder):
     del storage  # without close nothing is lost
     with MemmapStorage.open(folder) as storage:
         assert storage.max_size == 5 and storage.total == 7 and storage.lost == 0
-        assert storage.rows().tolist() == [0, 1, 2, 4] and held(storage) == [5, 6, 2, 4]
-        with pytest.raises(ValueError, match="'next' is missing"):  # what a row looks like is kept
+        assert storage.rows().tolist() == [0, 1, 2, 4] and numbers_of(storage) == [5, 6, 2, 4]
+        with pytest.raises(ValueError, match="'next' is missing"):  # its structure is stored
             storage.extend(step([1]).select("obs"))
-        assert storage.extend(step([7])).tolist() == [7] and held(storage) == [5, 6, 7, 4]
+        assert storage.extend(step([7])).tolist() == [7] and numbers_of(storage) == [5, 6, 7, 4]
         storage.clear()
 
 
@@ -76,7 +76,7 @@ def test_closed(folder):
             call()
 
 
-def test_rows_are_on_disk_before_the_header_says_so(folder, monkeypatch):
+def test_rows_are_on_disk_before_the_header_counts_them(folder, monkeypatch):
     storage, calls = filled(folder), []
     monkeypatch.setattr(memmap_files.MappedFile, "flush", lambda self: calls.append(self.path))
     real = memmap_files.write_atomically
@@ -115,11 +115,11 @@ def test_headers_are_rare_and_space_is_taken_at_the_first_write(folder, monkeypa
 # ------------------------------------------------------------------------------------ other readers
 
 
-def test_a_reader_sees_what_is_written_and_writes_nothing(folder):
+def test_a_reader_follows_the_writer_and_writes_nothing(folder):
     storage = filled(folder)
     before, reader = names(folder), MemmapStorage.open(folder, mode="r")
     storage.extend(step([4, 5, 6]))
-    assert held(reader) == [5, 6, 2, 3, 4] and reader.total == 7
+    assert numbers_of(reader) == [5, 6, 2, 3, 4] and reader.total == 7
     storage.erase([2])
     assert len(reader) == 4
     assert reader.contains([2, 1, -1, 9]).tolist() == [False, True, False, False]
@@ -138,14 +138,14 @@ def test_a_reader_sees_what_is_written_and_writes_nothing(folder):
     assert names(folder) == before
     other = TensorStorage(5)
     other.load_state_dict(reader.state_dict())
-    assert held(other) == [5, 6, 3, 4]
+    assert numbers_of(other) == [5, 6, 3, 4]
     other.extend(step([7, 8]))
     storage.load_state_dict(other.state_dict())
-    assert reader.total == 9 and held(reader) == [5, 6, 7, 8, 4]
+    assert reader.total == 9 and numbers_of(reader) == [5, 6, 7, 8, 4]
     reader.close()
 
 
-def test_a_reader_needs_no_right_to_write(folder):
+def test_a_reader_needs_no_write_permission(folder):
     filled(folder).close()
     for path in folder.iterdir():
         path.chmod(0o444)
@@ -157,7 +157,7 @@ def test_a_reader_needs_no_right_to_write(folder):
         folder.chmod(0o755)
 
 
-def test_torn_rows_are_never_given_and_the_longest_run_of_items_is_kept(folder):
+def test_torn_rows_are_never_returned_and_the_longest_run_of_items_is_kept(folder):
     storage = filled(folder, 25, size=10)  # holds 15 to 24
     storage._files.leaves[1][[6, 7]] += 1  # items 16 and 17 are torn, as by a kill
     with MemmapStorage.open(folder, mode="r") as reader:
@@ -193,7 +193,7 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_rows_that_were_damaged_are_never_given_to_the_one_who_writes(folder, name):
+def test_a_writer_never_gets_damaged_rows(folder, name):
     filled(folder, 8, size=10).close()
     flip(folder / "leaf-0.bin", 3, 10)
     read = READS[name]
@@ -202,12 +202,12 @@ def test_rows_that_were_damaged_are_never_given_to_the_one_who_writes(folder, na
         with pytest.raises(DamagedFileError, match=r"rows \[3\] .* are damaged.*erase\(rows\)"):
             read(storage)
         assert numbers_in(storage.get([5])) == [5]
-        storage.set(3, step([30])[0])  # written anew, or erased, it is good
+        storage.set(3, step([30])[0])  # written again, or erased, it is valid
         read(storage)
     flip(folder / "leaf-0.bin", 3, 10)
     with MemmapStorage(10, folder) as storage:
         storage.erase(3)
-        assert held(storage) == [0, 1, 2, 4, 5, 6, 7]
+        assert numbers_of(storage) == [0, 1, 2, 4, 5, 6, 7]
         assert storage._num_unread == 0 and not storage._unread.any()
 
 
@@ -230,7 +230,7 @@ def test_rows_are_checked_once(folder, monkeypatch):
         assert sorted(checked) == [1, 2, 3, 5, 6, 7]
 
 
-def test_what_is_refused_changes_no_file(folder, tmp_path):
+def test_a_refused_call_changes_no_file(folder, tmp_path):
     storage, other, text = filled(folder), TensorStorage(5), tmp_path / "text" / "mine.txt"
     other.extend(torch.zeros(2))
     other.save(tmp_path / "saved")
@@ -251,7 +251,7 @@ def test_what_is_refused_changes_no_file(folder, tmp_path):
     ]:
         with pytest.raises(error, match=words):
             call()
-    assert held(storage) == [0, 1, 2, 3]
+    assert numbers_of(storage) == [0, 1, 2, 3]
     storage.close()
     with pytest.raises(ValueError, match=r"max_size=5, not 6: open it with MemmapStorage.open\("):
         MemmapStorage(6, folder)
@@ -285,7 +285,7 @@ def test_damaged_files(tmp_path):
         filled(folder).close()
         damage(folder)
         before = names(folder)
-        for mode in ("r", "r+", "r+"):  # the second time: the lock was given back
+        for mode in ("r", "r+", "r+"):  # the second time: the lock was released
             with pytest.raises(error, match=words):
                 MemmapStorage.open(folder, mode=mode)
         assert names(folder) == before
@@ -303,7 +303,7 @@ def third_is_full(patch):
 def little_is_free(patch):
     usage = shutil.disk_usage("/")._replace(free=100)
     patch.setattr(space.shutil, "disk_usage", lambda path: usage)
-    patch.setattr(space, "reserve", lambda *_: pytest.fail("it was begun"))
+    patch.setattr(space, "reserve", lambda *_: pytest.fail("it was started"))
 
 
 FULL_DISKS = {
@@ -315,7 +315,7 @@ FULL_DISKS = {
 
 
 @pytest.mark.parametrize("where", FULL_DISKS)
-def test_a_first_write_that_fails_leaves_nothing_in_the_way(folder, monkeypatch, where):
+def test_after_a_failed_first_write_the_next_one_works(folder, monkeypatch, where):
     fill, words = FULL_DISKS[where]
     storage = MemmapStorage(5, folder)
     with monkeypatch.context() as patch:
@@ -327,18 +327,18 @@ def test_a_first_write_that_fails_leaves_nothing_in_the_way(folder, monkeypatch,
         storage.close()
         storage = MemmapStorage(5, folder)
     storage.extend(step([1]))
-    assert held(storage) == [1]
+    assert numbers_of(storage) == [1]
 
 
-def test_what_a_first_write_left_that_was_killed_is_overwritten(folder):
+def test_files_of_a_killed_first_write_are_overwritten(folder):
     folder.mkdir()
     for name in ("rows.bin", "leaf-0.bin", "leaf-7.bin", ".0123456789ab.tmp"):
         (folder / name).write_bytes(b"half")
     with filled(folder) as storage:
-        assert held(storage) == [0, 1, 2, 3]
+        assert numbers_of(storage) == [0, 1, 2, 3]
 
 
-# ------------------------------------------------------------------- what goes on behind one's back
+# ------------------------------------------------------------------- side effects
 
 
 def test_no_signal_handlers_no_temporary_files_no_output(folder, monkeypatch, tmp_path, capfd):
@@ -358,7 +358,7 @@ def test_many_parts_in_a_write(folder, monkeypatch):
     with MemmapStorage(50, folder) as storage:
         storage.extend(step(range(120)))
         storage.set(torch.arange(49, -1, -1), step(range(50)))
-        assert held(storage) == [*range(49, -1, -1)] and storage.total == 120
+        assert numbers_of(storage) == [*range(49, -1, -1)] and storage.total == 120
 
 
 def test_without_compiled_kernels_the_files_are_the_same(tmp_path, monkeypatch):
@@ -376,7 +376,7 @@ def test_without_compiled_kernels_the_files_are_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_left_open_at_the_end_of_the_process_it_says_nothing(folder):
+def test_a_storage_left_open_at_exit_prints_nothing(folder):
     code = "import sys, torch; from raffia.data import MemmapStorage, ReplayBuffer; "
     code += "b = ReplayBuffer(storage=MemmapStorage(5, sys.argv[1])); b.extend(torch.zeros(2))"
     found = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Batches drawn ahead are those that would be drawn without, and nothing is left behind."""
+"""Prefetched batches equal those drawn without, and no thread is left behind."""
 
 import gc
 import threading
@@ -40,7 +40,7 @@ def make(kind, prefetch, **options):
 
 
 def pause(buffer):
-    """Give the thread the time to draw ahead as far as it may, or a little, or none."""
+    """Gives the thread time to prefetch fully, a little, or not at all."""
     pause.calls += 1
     time.sleep((0.0, 0.002, 0.01)[pause.calls % 3])
 
@@ -49,7 +49,7 @@ pause.calls = 0
 
 
 def script(buffer):
-    """Everything that changes what is drawn, in between draws; what was drawn."""
+    """All calls that affect later draws, between draws; returns the batches."""
     out, total = [], 10
 
     def draw(batch_size=None):
@@ -102,7 +102,7 @@ def wait_for(condition):
         time.sleep(0.001)
 
 
-def test_batches_are_drawn_ahead_and_no_further_than_asked():
+def test_no_more_batches_are_prefetched_than_requested():
     made = []
     buffer = make("uniform", 3, collate_fn=lambda batch: made.append(1) or batch)
     buffer.sample()
@@ -113,12 +113,12 @@ def test_batches_are_drawn_ahead_and_no_further_than_asked():
     wait_for(lambda: len(made) == 5)
     buffer.extend(steps(10, 1))
     time.sleep(0.02)
-    assert len(made) == 5  # nothing is drawn ahead before somebody asks again
+    assert len(made) == 5  # nothing is prefetched before the next sample
     buffer.sample()
     wait_for(lambda: len(made) == 9)
 
 
-def test_items_that_were_put_right_into_the_storage_are_drawn_as_well():
+def test_items_written_directly_into_the_storage_are_drawn():
     buffer, plain = make("uniform", 3), make("uniform", 0)
     for _ in range(6):
         for each in (buffer, plain):
@@ -128,7 +128,7 @@ def test_items_that_were_put_right_into_the_storage_are_drawn_as_well():
 
 
 class Fails(RandomSampler):
-    """A sampler that fails at its third draw, and only there."""
+    """A sampler that fails at its third draw only."""
 
     def draw(self, n, live, generator=None):
         self.drawn = getattr(self, "drawn", 0) + 1
@@ -138,7 +138,7 @@ class Fails(RandomSampler):
 
 
 @pytest.mark.parametrize("where", ["draw", "collate"])
-def test_an_error_in_the_thread_comes_out_of_the_sample_that_it_belongs_to(where):
+def test_an_error_in_the_thread_is_raised_by_the_sample_it_belongs_to(where):
     plain, made = make("uniform", 0), []
     expected = [plain.sample()["obs"].tolist() for _ in range(5)]
 
@@ -163,15 +163,15 @@ def test_an_error_in_the_thread_comes_out_of_the_sample_that_it_belongs_to(where
             wait_for(lambda i=i: len(made) == i + 3)
 
 
-def test_batches_drawn_ahead_are_no_copies_of_each_other():
+def test_prefetched_batches_do_not_share_memory():
     buffer, plain = make("prioritized", 3), make("prioritized", 0)
-    first, kept = buffer.sample(), plain.sample()
+    first, expected = buffer.sample(), plain.sample()
     for _ in range(5):
         buffer.sample()["obs"].zero_()
         plain.sample()
-    assert (first == kept).all()
+    assert (first == expected).all()
     assert buffer.sample(out=first) is first and (first == plain.sample()).all()
-    time.sleep(0.02)  # the state is that of the batches that were asked for
+    time.sleep(0.02)  # the state counts only batches that were returned
     assert torch.equal(buffer.state_dict()["generator"], plain.state_dict()["generator"])
     with pytest.raises(ValueError, match="prefetch needs its own generator"):
         buffer.generator = None
@@ -189,18 +189,18 @@ def test_the_thread_ends_with_the_buffer():
     buffer.sample()
     assert len(threads()) == 1
     gc.disable()
-    del buffer  # no cycle keeps it
+    del buffer  # no cycle keeps it alive
     wait_for(lambda: not threads())
     gc.enable()
 
 
 @pytest.mark.slow
-def test_the_thread_ends_with_the_buffer_also_where_an_error_was_never_asked_for():
+def test_the_thread_ends_with_the_buffer_even_with_an_error_pending():
     calls = []
 
     def fails_late(batch):
         calls.append(1)
-        assert len(calls) < 2, "an error that nobody asks for"
+        assert len(calls) < 2, "an error that is never raised"
         return batch
 
     buffer = make("uniform", 2, collate_fn=fails_late)

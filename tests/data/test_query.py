@@ -1,4 +1,4 @@
-"""QueryModule: from the content of some entries to the number of a row."""
+"""QueryModule: from the content of some entries to a row number."""
 
 import copy
 import itertools
@@ -38,7 +38,7 @@ def keys(td):
 
 
 def state(td):
-    """Which objects the container holds, and what is in them."""
+    """The objects in the container, and their values."""
     leaves = {key: td.get(key) for key in td.keys(True, True)}
     return td.batch_size, {
         key: (id(leaf), leaf.tolist() if isinstance(leaf, torch.Tensor) else repr(leaf))
@@ -90,7 +90,7 @@ class Step(TensorClass):
     ],
     ids=str,
 )
-def test_in_keys_say_what_is_compared(names, in_keys, expected):
+def test_only_in_keys_are_compared(names, in_keys, expected):
     query = QueryModule(names)
     assert query.in_keys == in_keys and list(query.hash_module) == list(dict.fromkeys(in_keys))
     assert f"in_keys={in_keys}" in repr(query)
@@ -142,7 +142,7 @@ def test_clone_of_the_call_overrides_that_of_the_constructor():
             assert out is td
 
 
-# --------------------------------------------------------------------------------- its parts
+# --------------------------------------------------------------------------------- components
 
 
 def test_hash_modules():
@@ -165,21 +165,21 @@ def test_hash_modules():
             QueryModule(["a", "b"], hash_module=[SipHash() for _ in range(number)])
 
 
-def test_what_hash_modules_aggregator_and_table_are_asked():
-    seen = []
+def test_calls_of_hash_modules_aggregator_and_table():
+    calls = []
 
     def spy(x, extend=None):
-        seen.append((tuple(x.shape), extend))
+        calls.append((tuple(x.shape), extend))
         return SipHash()(x) if extend is None else x % 7
 
     query = QueryModule(["a", "b"], hash_module=[spy, spy], aggregator=spy, hash_to_int=spy)
     td = query(make().reshape(2, 2))
     assert torch.equal(td["_index"], td["_hash"] % 7)
     query(make()[0], extend=False)
-    # each is asked once, for flat rows
-    asked = [(4,), (4, 3), (4, 2), (1,), (1, 3), (1, 2)]
-    assert [shape for shape, extend in seen if extend is None] == asked
-    assert [extend for _, extend in seen if extend is not None] == [True, False]
+    # each is called once, with flat rows
+    shapes = [(4,), (4, 3), (4, 2), (1,), (1, 3), (1, 2)]
+    assert [shape for shape, extend in calls if extend is None] == shapes
+    assert [extend for _, extend in calls if extend is not None] == [True, False]
     first = QueryModule(["b", "a"], aggregator=lambda hashes: hashes[:, 0])
     assert index(first, make()) == [0, 0, 0, 1]  # it decides what is equal
     with pytest.warns(UserWarning, match="aggregator.*one"):
@@ -189,7 +189,7 @@ def test_what_hash_modules_aggregator_and_table_are_asked():
     assert module in set(QueryModule(["a", "b"], aggregator=module).modules())
 
 
-def test_a_table_is_shared_where_it_is_passed():
+def test_a_passed_table_is_shared():
     table = HashToInt(max_size=3)
     one, two = QueryModule("a", hash_to_int=table), QueryModule("a", hash_to_int=table)
     assert index(one, rows(5.0, 6.0)) == [0, 1] and index(two, rows(6.0, 7.0, 5.0)) == [1, 2, 0]
@@ -202,7 +202,7 @@ def test_a_table_is_shared_where_it_is_passed():
     assert state(td) == before and len(table) == 3 and index(two, td, extend=False) == [3, 0]
 
 
-def test_exact_ones_tell_equal_hashes_apart_by_their_content():
+def test_exact_queries_distinguish_equal_hashes_by_content():
     def exact(**options):
         return QueryModule(["a", "b"], hash_module=zeros, exact=True, **options)
 
@@ -221,7 +221,7 @@ def test_exact_ones_tell_equal_hashes_apart_by_their_content():
         exact(hash_to_int=lambda hashes, extend: hashes)
 
 
-# ----------------------------------------------------------------------- what equal content is
+# ----------------------------------------------------------------------- equality of content
 
 
 @pytest.mark.parametrize("in_keys", ["a", ["a", "a"]], ids=["one key", "two keys"])
@@ -240,16 +240,16 @@ def test_dtype_and_row_shape_count(in_keys):
     st.integers(1, 11),
 )
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
-def test_numbers_are_those_of_a_dict(pairs, cut):
-    query, seen = QueryModule(["x", "y"]), {}
+def test_numbers_equal_those_of_a_dict(pairs, cut):
+    query, numbers = QueryModule(["x", "y"]), {}
     for part in (pairs[:cut], pairs[cut:]):
         x = torch.tensor([pair[0] for pair in part], dtype=torch.int16)
         y = torch.tensor([pair[1] for pair in part], dtype=torch.float64)
         td = TensorDict({"x": x, "y": y[:, None]}, [len(part)])
-        known = [seen.get(pair, len(seen)) for pair in part]
+        known = [numbers.get(pair, len(numbers)) for pair in part]
         assert index(query, td, extend=False) == known
         assert torch.equal(query.hash(td), td["_hash"])
-        expected = [seen.setdefault(pair, len(seen)) for pair in part]
+        expected = [numbers.setdefault(pair, len(numbers)) for pair in part]
         assert index(query, td) == expected
 
 
@@ -341,7 +341,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("kind", COPIES)
-def test_copies_know_the_same_rows_and_are_not_shared(kind, tmp_path):
+def test_copies_have_the_same_rows_and_share_nothing(kind, tmp_path):
     query, other = (QueryModule(["a", "b"], hash_module=[SipHash(), Plus(n)]) for n in (1, 7))
     index(query, make())
     index(other, make(a=torch.zeros(4)))
@@ -357,7 +357,7 @@ def test_on_a_gpu(shape):
     td = make().reshape(shape)
     here = QueryModule(["a", "b"])(td.clone())
     query = QueryModule(["a", "b"]).cuda()
-    there = query(td.to("cuda"))
+    on_gpu = query(td.to("cuda"))
     for key in ("_index", "_hash"):
-        assert there[key].is_cuda and torch.equal(there[key].cpu(), here[key])
+        assert on_gpu[key].is_cuda and torch.equal(on_gpu[key].cpu(), here[key])
     assert index(query.cpu(), td.flatten()[2:], extend=False) == INDEX[2:]

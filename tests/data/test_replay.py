@@ -1,4 +1,4 @@
-"""ReplayBuffer: forms of items and batches, priorities, mistakes, and going on later.
+"""ReplayBuffer: forms of items and batches, priorities, errors, and resuming.
 
 Any operations in any order, against lists, are in test_replay_properties.py.
 """
@@ -33,7 +33,7 @@ def rng(seed=0):
 
 
 def steps(first, n):
-    """n steps whose content says which item they are."""
+    """n steps whose content encodes their number."""
     number = torch.arange(first, first + n)
     return TensorDict(
         obs=number[:, None].expand(n, A).float(),
@@ -58,7 +58,7 @@ def filled(make, n, **options):
 
 
 def drawn(buffer, n=200):
-    """All items that come in a large batch."""
+    """All items of a large batch."""
     return set(buffer.sample(n)["index"].tolist())
 
 
@@ -67,13 +67,13 @@ BOTH = pytest.mark.parametrize("make", [uniform, by_priority])
 # ------------------------------------------------------------------------------- in and out
 
 
-def test_items_by_age_are_copies():
+def test_indexed_items_are_copies():
     buffer, data = uniform(4), steps(0, 5)
     buffer.extend(data)
     item = steps(5, 1)[0]
     buffer.add(item)
-    for given in (data, item):
-        given["obs"].fill_(-1)
+    for source in (data, item):
+        source["obs"].fill_(-1)
     for index in (slice(None), 0, torch.tensor([1])):
         buffer[index]["obs"].zero_()  # in TorchRL these are views
     buffer.sample(9)["obs"].zero_()
@@ -94,7 +94,7 @@ def test_items_by_age_are_copies():
             buffer[index]
 
 
-def test_other_data_than_before_is_refused_and_changes_nothing():
+def test_data_of_another_structure_is_refused_and_changes_nothing():
     buffer = filled(by_priority, 3)
     for wrong in (
         steps(3, 2).exclude("obs"),  # in TorchRL this leaves rows uninitialised
@@ -110,7 +110,7 @@ def test_other_data_than_before_is_refused_and_changes_nothing():
 
 @BOTH
 @pytest.mark.parametrize("collate_fn", [None, lambda batch: batch.clone()])
-def test_what_is_given_is_filled(make, collate_fn):
+def test_out_is_filled(make, collate_fn):
     buffer, twin = (filled(make, 17, collate_fn=collate_fn) for _ in range(2))
     out, _ = buffer.sample(6), twin.sample(6)
     addresses = {key: value.data_ptr() for key, value in out.items(True, True)}
@@ -136,7 +136,7 @@ def test_batches_go_to_a_device():
     assert info["index"].device.type == "meta"
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU to pin for")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU is available")
 def test_pinning_needs_a_gpu():
     with pytest.raises(ValueError, match="pass pin_memory=torch.cuda.is_available()"):
         uniform(pin_memory=True)
@@ -150,14 +150,14 @@ def test_batches_are_pinned_and_moved():
     for buffer in (plain, pinned, moved):
         buffer.extend(steps(0, 9))
     for _ in range(5):
-        batch, there = pinned.sample(), moved.sample()
-        assert batch["obs"].is_pinned() and there["obs"].is_cuda and there["index"].is_cuda
+        batch, on_gpu = pinned.sample(), moved.sample()
+        assert batch["obs"].is_pinned() and on_gpu["obs"].is_cuda and on_gpu["index"].is_cuda
         for key, value in plain.sample().items(True, True):
             assert_same(batch[key], value)
-            assert_same(there[key].cpu(), value)
+            assert_same(on_gpu[key].cpu(), value)
 
 
-def test_storages_that_grow_and_buffers_without_one():
+def test_growing_storages_and_buffers_without_a_storage():
     buffer = ReplayBuffer(storage=TensorStorage(), generator=rng())
     for first in range(0, 100, 10):
         buffer.extend(steps(first, 10))
@@ -183,7 +183,7 @@ def test_priorities_are_read_from_containers():
     assert buffer.update_tensordict_priority(batch) == 0 and drawn(buffer) == {1}
 
 
-def test_a_wrong_priority_adds_no_item_and_poisons_nothing():
+def test_an_invalid_priority_adds_no_item():
     buffer = filled(by_priority, 10)
     for index, error in ((0, -1.0), (0, float("nan")), (0, float("inf")), (10**7, 1.0), (-1, 1.0)):
         with pytest.raises((ValueError, IndexError)):
@@ -216,7 +216,7 @@ def test_exponents_and_rules_of_weights():
     assert buffer.extend(steps(2, 1)).tolist() == [2] and drawn(buffer) == {2}
 
 
-# ------------------------------------------------------------------------------------- its parts
+# ------------------------------------------------------------------------------------- components
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -261,7 +261,7 @@ OPTIONS = [
 ]
 
 
-def test_parts_of_the_wrong_type_are_refused_when_it_is_made():
+def test_the_constructor_refuses_components_of_the_wrong_type():
     for options, error, match in OPTIONS:
         options = {"storage": TensorStorage(9), **options}
         with pytest.raises(error, match=match):
@@ -292,7 +292,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_named():
+def test_invalid_calls_are_refused():
     for call, error, words in MISTAKES:
         with pytest.raises(error, match=words):
             call()
@@ -310,7 +310,7 @@ MAKE = {
 
 
 def run(buffer, first, n):
-    """n steps of a training that adds, samples and updates: what was sampled."""
+    """n steps of training that adds, samples and updates; returns the samples."""
     out = []
     for i in range(first, first + n):
         buffer.extend(steps(3 * i, 3))
@@ -324,7 +324,7 @@ def run(buffer, first, n):
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_it_goes_on_from_a_state_as_if_it_had_never_stopped(kind, tmp_path):
+def test_a_resumed_buffer_continues_like_the_original(kind, tmp_path):
     buffer, make = MAKE[kind](), MAKE[kind]
     buffer.save(tmp_path)  # a fresh one, too
     other = make()
@@ -350,7 +350,7 @@ KINDS = {
 }
 
 
-def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
+def test_an_invalid_state_changes_nothing(tmp_path):
     buffer, small, other = by_priority(10), by_priority(4), by_priority(4)
     run(other, 0, 5)
     run(buffer, 0, 6)
@@ -376,15 +376,15 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         buffer.load(tmp_path / "big")
 
 
-def test_a_generator_goes_with_the_state_or_not_at_all():
-    given, none = uniform(), ReplayBuffer(storage=TensorStorage(10))
+def test_states_with_and_without_a_generator_do_not_mix():
+    seeded, plain = uniform(), ReplayBuffer(storage=TensorStorage(10))
     with pytest.raises(ValueError, match="the state has a generator, but the buffer has none"):
-        none.load_state_dict(given.state_dict())
+        plain.load_state_dict(seeded.state_dict())
     with pytest.raises(ValueError, match="the buffer has a generator, but the state has none"):
-        given.load_state_dict(none.state_dict())
-    none.generator = rng(5)
-    none.load_state_dict(given.state_dict())
-    assert torch.equal(none.generator.get_state(), rng(0).get_state())
+        seeded.load_state_dict(plain.state_dict())
+    plain.generator = rng(5)
+    plain.load_state_dict(seeded.state_dict())
+    assert torch.equal(plain.generator.get_state(), rng(0).get_state())
 
 
 def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path):
@@ -406,7 +406,7 @@ def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path):
         assert other[:]["obs"][:, 0].tolist() == [20, 21] and drawn(other) <= {0, 1}
 
 
-# --------------------------------------------------- a state and a storage that were kept apart
+# --------------------------------------------------- state and storage saved separately
 
 
 @pytest.mark.parametrize("more", [0, 3, 8, 25])  # 8: the ring wraps; 25: nothing is known of it
@@ -428,7 +428,7 @@ def test_a_state_may_be_older_than_the_storage(tmp_path, kind, more):
         if hasattr(buffer, "priorities"):  # the new ones have the largest
             chances = buffer.priorities.state_dict()["chances"]
             known = [1e-8, 9 + 1e-8, 1e-8, 4 + 1e-8]
-            largest = 4 + 1e-8 if (kind, more) == ("highest", 8) else 9 + 1e-8  # 1 is gone there
+            largest = 4 + 1e-8 if (kind, more) == ("highest", 8) else 9 + 1e-8  # 1 is lost there
             for item in live:
                 expected = known[item] if item < 4 else largest
                 assert chances[item % 10].item() == pytest.approx(expected**0.6)
@@ -440,7 +440,7 @@ def test_a_state_may_be_older_than_the_storage(tmp_path, kind, more):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_of_more_items_than_the_storage_has_is_refused(tmp_path, kind):
+def test_a_state_with_more_items_than_the_storage_is_refused(tmp_path, kind):
     buffer = KINDS[kind](TensorStorage(10))
     buffer.extend(steps(0, 7))
     buffer.sample(2)
@@ -462,7 +462,7 @@ def test_a_state_of_more_items_than_the_storage_has_is_refused(tmp_path, kind):
         assert buffer.extend(steps(0, 2)).tolist() == [0, 1] and drawn(buffer) == {0, 1}
 
 
-def test_items_that_a_crash_took_from_the_storage_are_forgotten():
+def test_items_lost_in_a_crash_are_forgotten():
     buffer = filled(by_priority, 12)
     state = buffer.state_dict(items=False)
     buffer.storage.erase(torch.tensor([2, 3, 4]))  # the oldest, overwritten by what was lost

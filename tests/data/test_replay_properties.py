@@ -20,7 +20,7 @@ PRIORITIES = st.sampled_from([0.0, 1e-6, 0.5, 1.0, 7.0, 1e9])
 
 
 class Against(RuleBasedStateMachine):
-    """A buffer beside a list of its items; each item holds a value of its own."""
+    """A buffer beside a list of its items; each item has a distinct value."""
 
     prefetch = 0
 
@@ -99,7 +99,7 @@ class Against(RuleBasedStateMachine):
                 other.load(folder)
         else:
             other.load_state_dict(self.buffer.state_dict())
-        if self.items:  # both go on alike
+        if self.items:  # both continue the same
             before = self.buffer.state_dict()
             assert torch.equal(self.buffer.sample(3)["index"], other.sample(3)["index"])
             self.buffer.load_state_dict(before)
@@ -107,7 +107,7 @@ class Against(RuleBasedStateMachine):
         self.buffer = other
 
     @invariant()
-    def it_holds_what_the_list_holds(self):
+    def equals_the_list(self):
         if not hasattr(self, "buffer"):
             return
         assert len(self.buffer) == len(self.live)
@@ -116,32 +116,32 @@ class Against(RuleBasedStateMachine):
 
 
 class EpochsAgainst(Against):
-    """Also: no item comes again before the epoch is over."""
+    """Also: no item is drawn twice in an epoch."""
 
     def sampler(self):
         return SamplerWithoutReplacement()
 
     @initialize()
     def start_epochs(self):
-        self.seen, self.known = set(), set()
+        self.drawn, self.known = set(), set()
 
     def on_sampled(self, n, index, info):
         assert len(set(index)) == len(index)
-        again = self.seen & set(index)
-        left = self.known - self.seen
+        again = self.drawn & set(index)
+        left = self.known - self.drawn
         if again or not left & set(self.live):
             assert not left & set(self.live), "the epoch was not over"
-            self.seen, self.known = set(), set(self.live)
-        assert set(index) <= self.known - self.seen
-        assert len(index) == min(n, len((self.known - self.seen) & set(self.live)))
-        self.seen |= set(index)
+            self.drawn, self.known = set(), set(self.live)
+        assert set(index) <= self.known - self.drawn
+        assert len(index) == min(n, len((self.known - self.drawn) & set(self.live)))
+        self.drawn |= set(index)
 
-    def on_empty(self):  # numbers start anew, and with them an epoch
-        self.seen, self.known = set(), set()
+    def on_empty(self):  # numbers start again, and with them an epoch
+        self.drawn, self.known = set(), set()
 
 
 class PrioritiesAgainst(Against):
-    """Also: weights are those of the formula, and only items with a priority come."""
+    """Also: weights follow the formula, and only items with a priority are drawn."""
 
     def sampler(self):
         return PrioritizedSampler(self.size, ALPHA, BETA, EPS)
@@ -165,8 +165,8 @@ class PrioritiesAgainst(Against):
         index = data.draw(st.lists(st.integers(0, len(self.items) - 1), min_size=n, max_size=n))
         priority = data.draw(st.lists(PRIORITIES, min_size=n, max_size=n))
         late = [i for i in index if i not in self.live]
-        given = torch.tensor(priority, dtype=torch.float64)
-        assert self.buffer.update_priority(torch.tensor(index), given) == len(late)
+        values = torch.tensor(priority, dtype=torch.float64)
+        assert self.buffer.update_priority(torch.tensor(index), values) == len(late)
         for i, p in zip(index, priority, strict=True):
             if i in self.live:
                 self.priority[i] = p

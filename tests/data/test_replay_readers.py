@@ -36,7 +36,7 @@ KEYS = [("observation", "achieved_goal"), ("observation", "desired_goal")]
 
 
 def filled(**options):
-    """A buffer of the episodes, and for each number of a step its episode and place in it."""
+    """A buffer of the episodes, and for each step number its episode and position."""
     buffer = SegmentReplayBuffer(TensorStorage(100), observation_keys=KEYS, **options)
     where = {}
     for one in EPISODES:
@@ -52,14 +52,14 @@ def drawable(buffer, where):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_n_step_transitions_are_those_of_a_loop_over_the_episode(n):
+def test_n_step_transitions_equal_a_loop_over_the_episode(n):
     buffer, where = filled(unroll_steps=n)
     index = drawable(buffer, where)
     batch = buffer.read(index)
     found = n_step_transitions(batch, n, gamma=GAMMA, observation_keys=KEYS)
-    batch["reward"] = batch["reward"].unsqueeze(-1)  # a dimension of their own is kept
-    kept = n_step_transitions(batch, n, gamma=GAMMA, observation_keys=KEYS)["reward"]
-    assert torch.equal(kept, found["reward"].unsqueeze(-1))
+    batch["reward"] = batch["reward"].unsqueeze(-1)  # an extra dimension is kept
+    unsqueezed = n_step_transitions(batch, n, gamma=GAMMA, observation_keys=KEYS)["reward"]
+    assert torch.equal(unsqueezed, found["reward"].unsqueeze(-1))
     assert found.batch_size == (len(index),) and torch.equal(found["index"], index)
     for row, number in zip(found, index.tolist(), strict=True):
         steps, k = where[number]
@@ -74,7 +74,7 @@ def test_n_step_transitions_are_those_of_a_loop_over_the_episode(n):
         assert row["action"] == steps["action"][k]
 
 
-def test_burn_in_parts_the_rows_and_nothing_else():
+def test_burn_in_splits_only_the_rows():
     buffer, where = filled(unroll_steps=3, alpha=0.6, beta=0.4)
     batch = buffer.sample(5)
     warm_up, learn = burn_in(batch, 2)
@@ -101,7 +101,7 @@ def hindsight(buffer, **options):
 
 
 @pytest.mark.parametrize("strategy", ["future", "final"])
-def test_goals_in_hindsight_are_later_states_of_the_episode_with_their_rewards(strategy):
+def test_hindsight_goals_are_later_states_of_the_episode_with_their_rewards(strategy):
     buffer, where = filled(unroll_steps=3)
     index = drawable(buffer, where).repeat(50)
     before = buffer.read(index)
@@ -136,14 +136,14 @@ def test_goals_in_hindsight_are_later_states_of_the_episode_with_their_rewards(s
         assert goals[0] == {1, 2, 3, 4, 5}
 
 
-def test_goals_are_drawn_uniformly_and_what_is_in_the_replay_stays_as_it_was():
+def test_goals_are_drawn_uniformly_and_the_replay_is_unchanged():
     buffer, where = filled(unroll_steps=1)
     replay, index = hindsight(buffer, fraction=1.0), drawable(buffer, where)
     before = buffer.read(index)
     sample = replay.sample(8)
     assert (sample[KEYS[1]] >= 0).all()
     goals = replay.relabel(buffer.read(torch.zeros(5000, dtype=torch.int64)))[KEYS[1]][:, 0]
-    assert torch.allclose(goals.bincount()[1:] / 5000, torch.tensor(0.2), atol=0.03)  # all alike
+    assert torch.allclose(goals.bincount()[1:] / 5000, torch.tensor(0.2), atol=0.03)  # all equal
     after = buffer.read(index)
     assert all(torch.equal(value, after[key]) for key, value in before.items(True, True))
     assert len(next(iter(HindsightReplay(filled(unroll_steps=1, batch_size=3)[0], reached)))) == 3
@@ -164,7 +164,7 @@ def mistakes():
     ]
 
 
-def test_mistakes_are_answered_with_what_helps():
+def test_invalid_calls_are_refused():
     for call, error, words in mistakes():
         with pytest.raises(error, match=words):
             call()

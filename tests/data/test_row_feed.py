@@ -1,4 +1,4 @@
-"""Copies of an entry's rows: they follow, and are made again as of before."""
+"""Mirrors of an entry's rows: they follow the storage, and can be rebuilt."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.data.test_segment_shards import make, steps_of
 
 
 class Followed:
-    """A storage, whose item i is the number i, with its feed and the ring at each time."""
+    """A storage, whose item i is the number i, with its feed and the ring at each time step."""
 
     def __init__(self, num_rows, storage=None):
         self.storage = storage or TensorStorage(num_rows)
@@ -26,16 +26,16 @@ class Followed:
         self.storage.extend(TensorDict(x=TensorDict(y=values, batch_size=[num]), batch_size=[num]))
 
     def ring(self, total):
-        """Which item is in each row after so many: -1 where none was."""
+        """The item in each row after `total` items; -1 for an empty row."""
         rows = torch.arange(self.num_rows)
         items = total - 1 - (total - 1 - rows) % self.num_rows
         return torch.where(items < 0, -1, items)
 
 
-def holds(mirror, ring):
-    there = ring >= 0
-    rows = torch.arange(len(ring))[there]
-    return torch.equal(mirror.read(rows), ring[there].unsqueeze(1) * torch.tensor([1, 10]))
+def equals_ring(mirror, ring):
+    filled = ring >= 0
+    rows = torch.arange(len(ring))[filled]
+    return torch.equal(mirror.read(rows), ring[filled].unsqueeze(1) * torch.tensor([1, 10]))
 
 
 WHAT = st.sampled_from(["ask", "take", "lose", "-"])
@@ -43,8 +43,8 @@ WHAT = st.sampled_from(["ask", "take", "lose", "-"])
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(1, 12), WHAT), max_size=30))
-def test_a_copy_that_follows_and_one_that_is_made_again_hold_what_was_there(num_rows, calls):
-    """Tasks in order: a copy lives, or is lost and is given what it held before the oldest."""
+def test_a_mirror_and_a_rebuilt_one_equal_the_ring(num_rows, calls):
+    """Tasks in order: a mirror survives, or is lost and is rebuilt from before the oldest task."""
     one = Followed(num_rows)
     one.add(1)
     one.feed.start()
@@ -60,7 +60,7 @@ def test_a_copy_that_follows_and_one_that_is_made_again_hold_what_was_there(num_
         elif call == "take" and tasks:
             _, new, total = tasks.pop(0)
             live.append(new)
-            assert holds(live, one.ring(total))
+            assert equals_ring(live, one.ring(total))
             one.feed.forget(tasks[0][0] if tasks else sent)
         elif call == "lose":
             live = RowMirror()
@@ -69,7 +69,7 @@ def test_a_copy_that_follows_and_one_that_is_made_again_hold_what_was_there(num_
         assert one.feed.num_bytes_stored <= 16 * (most + 12 + num_rows)
 
 
-def test_rows_are_read_as_they_were():
+def test_rows_are_read_as_of_their_time():
     one = Followed(5)
     one.add(4)
     one.feed.start()
@@ -98,17 +98,17 @@ def test_rows_are_read_as_they_were():
 
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("reuse_memory", [False, True])
-def test_samples_with_rows_are_those_with_frames(stack, reuse_memory):
-    """What a copy has in these rows is what the sample would have had, frames once."""
+def test_samples_with_rows_equal_those_with_frames(stack, reuse_memory):
+    """The rows of a mirror equal the observations of the sample, each frame once."""
     options = dict(num_rows=25, frame_stack=stack, alpha=0.6, beta=0.4, replacement=None)
     plain, by_row = make(2, **options), make(2, reuse_memory=reuse_memory, **options)
     for replay in (plain, by_row):
         replay.extend(steps_of(4, 4, shape=(2,)))
         replay.sample(8)
     feeds = by_row.give_rows_of("obs")
-    for turn in range(1, 6):
+    for round_number in range(1, 6):
         for replay in (plain, by_row):
-            index = replay.extend(steps_of(4, 4, first=4 * turn, ends=[(2, 1)], shape=(2,)))
+            index = replay.extend(steps_of(4, 4, first=4 * round_number, ends=[(2, 1)], shape=(2,)))
         index = index[by_row.contains(index)]
         for call in (lambda r: r.sample(8), lambda r: r.sample(8), lambda r, i=index: r.read(i)):
             one, other = call(plain), call(by_row)
@@ -119,9 +119,9 @@ def test_samples_with_rows_are_those_with_frames(stack, reuse_memory):
             assert other["obs"].shape == (len(one), 2 + stack - 1)
             for shard, feed in enumerate(feeds):
                 mine = one["index"] % 2 == shard
-                found, seen = feed.read(other["obs"][mine], feed.total), one["obs"][mine]
+                found, expected = feed.read(other["obs"][mine], feed.total), one["obs"][mine]
                 if stack == 1:
-                    assert torch.equal(found, seen)
+                    assert torch.equal(found, expected)
                 else:
-                    assert torch.equal(found[:, stack - 1 :], seen[:, :, -1])
-                    assert torch.equal(found[:, :stack], seen[:, 0])
+                    assert torch.equal(found[:, stack - 1 :], expected[:, :, -1])
+                    assert torch.equal(found[:, :stack], expected[:, 0])

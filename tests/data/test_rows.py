@@ -1,4 +1,4 @@
-"""Rows as words: equal iff the content is; layouts that tell dtypes and shapes apart."""
+"""Rows as words: equal iff the content is; layouts differ for different dtypes and shapes."""
 
 import random
 from types import SimpleNamespace
@@ -135,12 +135,12 @@ def test_no_rows_and_rows_of_nothing(version):
 # Mistakes
 
 
-def test_mistakes():
+def test_invalid_calls_are_refused():
     out, ones = torch.zeros(N, 2), torch.ones(N, A)
-    alike = r"same number of rows and be on one device; got \[2, 3\]"
+    matching = r"same number of rows and be on one device; got \[2, 3\]"
     for values, options, words in [
         ([], {}, "pass at least one tensor"),
-        ([torch.zeros(2, A), torch.zeros(3)], {}, alike),
+        ([torch.zeros(2, A), torch.zeros(3)], {}, matching),
         ([torch.tensor(1.0)], {}, "has no rows"),
         ([ones], {"out": out}, r"out must be int64 \[5, 2\] on cpu"),
         ([ones], {"out": out.long()[:, :1]}, r"out must be int64 \[5, 2\] on cpu"),

@@ -1,4 +1,4 @@
-"""Which items samplers draw: how often, in which order, with which weights."""
+"""Samplers: frequencies, order and weights of the drawn items."""
 
 import copy
 import json
@@ -42,23 +42,23 @@ def chance_of(sampler, n):
 # ------------------------------------------------------------- with and without replacement
 
 
-def test_random_items_are_all_alike_and_may_come_twice():
+def test_random_items_are_uniform_and_may_repeat():
     items = RandomSampler().draw(50_000, range(100, 140), rng()).items
     assert items.dtype is torch.int64 and items.min() == 100 and items.max() == 139
     assert is_plausible(items - 100, torch.full((40,), 50_000 / 40))
 
 
 @pytest.mark.parametrize("n", [1, 3, 10, 15, 20])  # of 20: below half, above, all
-def test_without_replacement_a_batch_has_no_item_twice_and_all_are_alike(n):
+def test_without_replacement_items_are_uniform_and_do_not_repeat(n):
     sampler, generator = RandomSampler(replacement=False), rng()
     batches = [sampler.draw(n, range(5, 25), generator).items - 5 for _ in range(2000)]
     assert all(len(batch.unique()) == n for batch in batches)
     assert is_plausible(torch.cat(batches), torch.full((20,), 2000 * n / 20))
-    # and each position alike
+    # and each position is uniform
     assert is_plausible(torch.stack(batches)[:, 0], torch.full((20,), 100.0))
 
 
-def test_draws_are_those_of_the_generator_and_of_the_global_one_where_none_is_given():
+def test_draws_come_from_the_generator_or_from_the_global_one():
     for sampler in (
         RandomSampler(),
         RandomSampler(replacement=False),
@@ -88,7 +88,7 @@ def test_an_epoch_has_every_item_once(drop_last, sizes):
     assert len(orders) == 3
 
 
-def test_items_added_come_in_the_next_epoch_and_overwritten_ones_not_at_all():
+def test_added_items_are_drawn_in_the_next_epoch_and_overwritten_ones_never():
     sampler = SamplerWithoutReplacement(shuffle=False)
     for n, live, expected in [
         (2, range(0, 6), [0, 1]),
@@ -96,7 +96,7 @@ def test_items_added_come_in_the_next_epoch_and_overwritten_ones_not_at_all():
         (2, range(5, 11), [5]),  # 4 is overwritten
         (9, range(5, 11), [5, 6, 7, 8, 9, 10]),
         (2, range(20, 23), [20, 21]),
-        (2, range(30, 33), [30, 31]),  # all was filled anew
+        (2, range(30, 33), [30, 31]),  # all rows were overwritten
         (40, range(30, 33), [32]),
         (40, range(30, 33), [30, 31, 32]),
     ]:
@@ -121,7 +121,7 @@ def test_a_custom_sampler_needs_draw_only():
 
 @pytest.mark.parametrize("stratified", [False, True])
 @pytest.mark.parametrize(("alpha", "eps"), [(1.0, 0.0), (0.6, 0.5), (0.0, 1e-8), (2.0, 0.1)])
-def test_items_come_in_proportion_to_their_priority(alpha, eps, stratified):
+def test_items_are_drawn_in_proportion_to_their_priority(alpha, eps, stratified):
     priorities = torch.tensor([0.5, 1.0, 0.0, 4.0, 2.0, 3.0], dtype=torch.float64)
     sampler = prioritized_sampler(priorities, alpha, eps=eps, stratified=stratified)
     items = sampler.draw(60_000, range(6), rng()).items
@@ -138,7 +138,7 @@ def test_items_come_in_proportion_to_their_priority(alpha, eps, stratified):
             assert (items // 4).tolist() == list(range(16))
 
 
-def test_weights_are_those_of_the_formula():
+def test_weights_follow_the_formula():
     """w_i = (p_i / p_min)^-beta; by hand for p = 1, 4, 9, 0.25, alpha = 0.5 and beta = 0.5:
     p^alpha = 1, 2, 3, 0.5, so w = 2^-.5, 4^-.5, 6^-.5, 1."""
     sampler = prioritized_sampler([1.0, 4.0, 9.0, 0.25], alpha=0.5, beta=0.5)
@@ -152,7 +152,7 @@ def test_weights_are_those_of_the_formula():
 
 
 @pytest.mark.parametrize("case", IMPORTANCE["cases"])
-def test_weights_by_the_rule_of_the_batch_are_those_of_efficientzero(case, monkeypatch):
+def test_weights_by_the_batch_rule_equal_efficientzero_s(case, monkeypatch):
     """Batches of a replay of 40, 900 and 12 items, with the weights that LightZero gives them."""
     options = {"alpha": case["alpha"], "beta": case["beta"]}
     sampler = prioritized_sampler(case["priorities"], importance="batch", **options)
@@ -166,8 +166,8 @@ def test_weights_by_the_rule_of_the_batch_are_those_of_efficientzero(case, monke
     torch.testing.assert_close(draw.info["priority_weight"], expected, rtol=2e-5, atol=1e-6)
     by_buffer = prioritized_sampler(case["priorities"], **options)
     weight = by_buffer.draw(len(batch), range(len(chance))).info["priority_weight"]
-    alike = case["batch"] == list(range(len(chance)))  # where the batch is the whole replay
-    assert torch.allclose(weight, expected, rtol=2e-5, atol=1e-6) == alike
+    is_equal = case["batch"] == list(range(len(chance)))  # where the batch is the whole replay
+    assert torch.allclose(weight, expected, rtol=2e-5, atol=1e-6) == is_equal
 
 
 def test_the_weights_of_equal_priorities_are_exactly_one():
@@ -178,7 +178,7 @@ def test_the_weights_of_equal_priorities_are_exactly_one():
     assert set(sampler.draw(500, range(100)).info["priority_weight"].tolist()) == {1.0}
 
 
-def test_a_new_item_has_the_largest_priority_ever_given_or_of_those_that_are_here():
+def test_a_new_item_has_the_largest_priority_ever_or_of_the_current_items():
     options = {"stratified": True, "max_priority_within_buffer": True}
     ever = PrioritizedSampler(3, alpha=1.0, beta=1.0, eps=0.0, stratified=True)
     here = PrioritizedSampler(3, alpha=1.0, beta=1.0, eps=0.0, **options)
@@ -194,7 +194,7 @@ def test_a_new_item_has_the_largest_priority_ever_given_or_of_those_that_are_her
     assert counts.tolist() == pytest.approx([0, 1 / 5, 2 / 5, 2 / 5], abs=1e-2)
 
 
-def test_alpha_can_change_and_items_are_as_if_it_had_always_been_so():
+def test_a_changed_alpha_applies_to_all_items():
     sampler = prioritized_sampler([1.0, 16.0, 81.0], alpha=0.5, stratified=True)
     sampler.alpha = 0.25
     assert chance_of(sampler, 3) == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=1e-3)
@@ -244,8 +244,8 @@ def test_index_and_priority_in_other_forms():
 
 
 def update(index, priority):
-    given = torch.tensor([9.0, priority], dtype=torch.float64)
-    return lambda s: s.update_priority(torch.tensor([1, index]), given)
+    priorities = torch.tensor([9.0, priority], dtype=torch.float64)
+    return lambda s: s.update_priority(torch.tensor([1, index]), priorities)
 
 
 def exponent(**options):

@@ -1,4 +1,4 @@
-"""SegmentReplayBuffer: what windows hold, draws, mistakes, and going on later.
+"""SegmentReplayBuffer: content of windows, draws, errors, and resuming.
 
 Any operations in any order, against lists of episodes, are in test_segment_properties.py.
 """
@@ -56,7 +56,7 @@ def filled(num_rows=100, num_episodes=3, num_steps=5, **options):
 
 
 def drawable(buffer):
-    """The numbers of all steps that can be drawn, as drawing gives them."""
+    """The numbers of all steps that can be drawn, in the order of draws."""
     every = torch.arange(buffer.storage.total)
     found = every[buffer.contains(every)].tolist()
     if found:
@@ -80,11 +80,11 @@ def same_states(a, b):
     return True
 
 
-# ------------------------------------------------------------------------------- what windows hold
+# ------------------------------------------------------------------------------- content of windows
 
 
 def test_windows_of_two_interleaved_environments_worked_by_hand():
-    """Environment 0: three steps to a termination; environment 1: it begins anew after a cut-off.
+    """Environment 0: three steps to a termination; environment 1: a truncation after two steps.
 
     time  0   1   2   3         numbers   0 2 4 6   (environment 0)
     env0  10  11  12| 20                  1 3 5 7   (environment 1)
@@ -171,11 +171,11 @@ def test_forms_of_steps():
 
 
 @pytest.mark.parametrize("end", [None, "terminated", "truncated"])
-def test_windows_of_any_length_end_where_the_known_does(end):
+def test_windows_of_any_length_end_at_the_last_known_step(end):
     buffer = make(unroll_steps=1, n_step=0)
     buffer.extend(steps_of(5, end=end))
     for length in range(1, 9):
-        if end is None and length > 5 - 2:  # from step 2 on there are the steps 2, 3 and 4
+        if end is None and length > 5 - 2:  # from step 2 on only the steps 2, 3 and 4 are known
             with pytest.raises(IndexError, match=f"length={length}: .* length=3 can be read"):
                 buffer.read(torch.tensor([0, 2]), length=length)
             if length <= 5:
@@ -211,11 +211,11 @@ def test_draws_and_weights_follow_priorities():
             assert_close(batch["priority_weight"], chance.min() / chance)
 
 
-def test_starts_differ_where_there_are_enough_if_replacement_is_none():
+def test_with_replacement_none_starts_differ_if_there_are_enough():
     buffer = make(alpha=1.0, beta=1.0, replacement=None)
     buffer.extend(steps_of(4, end="terminated"))
     assert len(buffer.sample(9)["index"]) == 9
-    for _ in range(20):  # in one go they are different once in ten times
+    for _ in range(20):  # a single draw gives different ones once in ten times
         assert len(buffer.sample(4)["index"].unique()) == 4
 
 
@@ -234,8 +234,8 @@ def test_without_replacement_the_first_draw_follows_the_priorities():
 # --------------------------------------------------------------------------- reading and writing
 
 
-def test_memory_is_reused_where_that_is_asked_for():
-    """The same draws as without, each in the memory of the one before if it is of as many."""
+def test_memory_is_reused_on_request():
+    """The same draws as without, each in the memory of the previous one if it has the same size."""
     reused, plain = (
         filled(generator=rng(), reuse_memory=reuse, frame_stack=2) for reuse in (True, False)
     )
@@ -383,13 +383,13 @@ REFUSED = [
 ]
 
 
-def test_options_that_are_refused():
+def test_invalid_options_are_refused():
     for options, error, words in REFUSED:
         with pytest.raises(error, match=words):
             make(**options)
 
 
-def test_other_mistakes_are_named():
+def test_other_invalid_calls_are_refused():
     buffer, empty, few = filled(), make(), filled(replacement=False, **BY_PRIORITY)
     six = torch.stack([steps_of(1)[0]] * 6)
     index, ones = torch.tensor([0]), torch.ones(3)
@@ -413,7 +413,7 @@ def test_other_mistakes_are_named():
 
 
 class FullDisk(TensorStorage):
-    """It fails at the closing rows."""
+    """A storage that fails at the closing rows."""
 
     def append(self, structure, leaves):
         if self.total and len(leaves[0]) == 1:
@@ -421,22 +421,22 @@ class FullDisk(TensorStorage):
         return super().append(structure, leaves)
 
 
-def test_an_addition_that_fails_half_way_leaves_whole_episodes():
+def test_a_failed_addition_leaves_complete_episodes():
     buffer = make(storage=FullDisk(30), unroll_steps=1, n_step=0)
     buffer.extend(steps_of(3))
     with pytest.raises(OSError, match="No space left"):
         buffer.extend(steps_of(4, first_obs=3, end="terminated"))
-    # What came in before is an episode that was cut; numbers go on behind what is in the storage.
+    # The steps added before form a truncated episode; numbers continue behind the storage's.
     assert drawable(buffer) == [0, 1]
     assert buffer.extend(steps_of(5, first_obs=50)).tolist() == [7, 8, 9, 10, 11]
     assert buffer.read(torch.tensor([7]))["obs"].tolist() == [[50, 51]]
 
 
-# ----------------------------------------------------------------------------- going on later
+# ----------------------------------------------------------------------------- resuming
 
 
 def play(buffer, seed, num_batches=4):
-    """Some training: batches, priorities, new steps; all that was drawn."""
+    """Some training: batches, priorities, new steps; returns the batches."""
     drawn = []
     for i in range(num_batches):
         batch = buffer.sample(5)
@@ -476,7 +476,7 @@ def on_disk(storage, **options):
     return make(storage=storage, unroll_steps=1, n_step=0, **options)
 
 
-def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
+def test_a_storage_on_disk_keeps_its_rows_itself(tmp_path):
     rows, saved = tmp_path / "rows", tmp_path / "buffer"
 
     @contextmanager
@@ -500,7 +500,7 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
             buffer.extend(steps_of(3))
         buffer.load(saved)
         assert same_states(buffer.state_dict(), state) and drawable(buffer) == expected
-        # Steps that came after the save: they are lost, and what they overwrote.
+        # Steps added after the save are lost, and so are the rows they overwrote.
         buffer.extend(steps_of(5, first_obs=54))
         buffer.extend(steps_of(1, first_obs=59, end="terminated"))
     with reopened() as buffer:
@@ -550,7 +550,7 @@ def test_damaged_and_lost_rows(tmp_path):
         assert drawable(buffer) == [12, 13, 14, 16] and buffer.num_episodes == 2
 
 
-def test_a_state_of_a_buffer_that_was_made_another_way_is_refused(tmp_path):
+def test_a_state_of_a_buffer_with_other_options_is_refused(tmp_path):
     saved = filled(**BY_PRIORITY)
     saved.save(tmp_path / "replay")
     for options, match in [
@@ -596,7 +596,7 @@ LACKS = {
 @pytest.mark.parametrize("what", [*DAMAGE, *LACKS], ids=str)
 def test_a_damaged_state_is_refused(what):
     buffer = filled()
-    buffer.extend(steps_of(3))  # an episode that goes on
+    buffer.extend(steps_of(3))  # an unfinished episode
     before, state = buffer.state_dict(), buffer.state_dict()
     if what in DAMAGE:
         words = "links between rows do not form episodes"
@@ -613,7 +613,7 @@ def test_a_damaged_state_is_refused(what):
 # ------------------------------------------------------------------------- threads and devices
 
 
-def test_batches_drawn_ahead_are_those_drawn_without():
+def test_prefetched_batches_equal_those_without():
     def new(prefetch):
         options = {**BY_PRIORITY, "frame_stack": 2, "generator": rng(), "batch_size": 3}
         return filled(**options, num_rows=30, prefetch=prefetch)
@@ -633,7 +633,7 @@ def test_batches_drawn_ahead_are_those_drawn_without():
     assert same_states(plain.state_dict(), ahead.state_dict())
 
 
-def test_windows_are_whole_while_another_thread_adds_steps():
+def test_windows_are_consistent_while_another_thread_adds_steps():
     buffer = filled(num_rows=60, unroll_steps=4)
     stop = threading.Event()
 
@@ -659,7 +659,7 @@ def test_windows_are_whole_while_another_thread_adds_steps():
 @pytest.mark.gpu
 @pytest.mark.parametrize("stored_on", ["cpu", "cuda"])
 @pytest.mark.parametrize("pin_memory", [False, True])
-def test_samples_on_a_gpu_are_those_on_the_cpu(stored_on, pin_memory):
+def test_samples_on_a_gpu_equal_those_on_the_cpu(stored_on, pin_memory):
     def new(storage, **options):
         options |= {"unroll_steps": 2, "n_step": 1, "frame_stack": 3, "generator": rng()}
         buffer = SegmentReplayBuffer(storage, observation_keys=["obs"], **options)
@@ -667,10 +667,10 @@ def test_samples_on_a_gpu_are_those_on_the_cpu(stored_on, pin_memory):
         return buffer
 
     plain = new(TensorStorage(50))
-    there = new(TensorStorage(50, device=stored_on), device="cuda", pin_memory=pin_memory)
+    on_gpu = new(TensorStorage(50, device=stored_on), device="cuda", pin_memory=pin_memory)
     out = None
     for _ in range(3):
-        expected, out = plain.sample(4), there.sample(4, out=out)
+        expected, out = plain.sample(4), on_gpu.sample(4, out=out)
         for key, value in expected.items():
             assert out[key].device.type == "cuda"
             assert torch.equal(value, out[key].cpu()), key
@@ -683,7 +683,7 @@ AFTER = ("reward", "terminated", "truncated")
 
 
 def under_next(steps):
-    """The same steps, with what they led to under "next"."""
+    """The same steps, with their results under "next"."""
     found = steps.exclude(*AFTER)
     for key in AFTER:
         found.set(("next", key), steps[key])
@@ -692,13 +692,13 @@ def under_next(steps):
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_flags_under_next_give_the_same_windows(end):
-    here, there = make(8, frame_stack=2), make(8, frame_stack=2, **UNDER_NEXT)
+    here, nested = make(8, frame_stack=2), make(8, frame_stack=2, **UNDER_NEXT)
 
     def check():
-        assert drawable(there) == drawable(here)
+        assert drawable(nested) == drawable(here)
         if len(here):
             index = torch.tensor(drawable(here))
-            expected, found = here.read(index), there.read(index)
+            expected, found = here.read(index), nested.read(index)
             assert set(found["next"].keys()) == set(AFTER)
             for key in AFTER:
                 found.set(key, found["next", key])
@@ -707,9 +707,9 @@ def test_flags_under_next_give_the_same_windows(end):
     calls = [steps_of(3), steps_of(2, end=end, first_obs=3), steps_of(4, first_obs=20)]
     for i, steps in enumerate(calls):
         moved = under_next(steps)
-        if i == 0:  # what is seen after a step is needed where an episode ends only
+        if i == 0:  # the next observation is needed only where an episode ends
             moved = moved.exclude(("next", "obs"))
-        assert_close(there.extend(moved), here.extend(steps))
+        assert_close(nested.extend(moved), here.extend(steps))
         check()
-    assert there.cut() == here.cut() == 1
+    assert nested.cut() == here.cut() == 1
     check()

@@ -28,16 +28,16 @@ class Episode:
 
 
 class Model:
-    """What the documentation says, without any thought of speed."""
+    """The documented behaviour, without regard to speed."""
 
     def __init__(self, num_rows, unroll_steps, n_step, stack, absorb, alpha, beta, eps):
         self.num_rows, self.stack, self.absorb = num_rows, stack, absorb
         self.look_ahead = unroll_steps + n_step
         self.alpha, self.beta, self.eps = alpha, beta, eps
-        self.rows, self.episodes, self.going = {}, [], {}
+        self.rows, self.episodes, self.unfinished = {}, [], {}
         self.total, self.largest = 0, None
         self.priority = {}  # of steps that can be drawn
-        self.given = {}
+        self.added = {}
 
     def extend(self, steps, envs, priority):
         """steps: [T][E] dicts, with "next" for the closing row; the numbers [T][E]."""
@@ -62,18 +62,18 @@ class Model:
         for t, line in part:
             numbers.append([])
             for e, (env, step) in enumerate(zip(envs, line, strict=True)):
-                if env not in self.going:
-                    self.going[env] = Episode(env, [])
-                    self.episodes.append(self.going[env])
-                episode = self.going[env]
+                if env not in self.unfinished:
+                    self.unfinished[env] = Episode(env, [])
+                    self.episodes.append(self.unfinished[env])
+                episode = self.unfinished[env]
                 episode.items.append(self.total)
                 self.rows[self.total] = {k: v for k, v in step.items() if k != "next"}
                 numbers[-1].append(self.total)
                 if priority is not None:
-                    self.given[self.total] = priority[t][e]
+                    self.added[self.total] = priority[t][e]
                 self.total += 1
                 if step["terminated"] or step["truncated"]:
-                    closed.append((self.going.pop(env), step))
+                    closed.append((self.unfinished.pop(env), step))
         for episode, step in closed:
             flags = {key: step[key] for key in ("terminated", "truncated")}
             self.rows[self.total] = {**ZERO, **step["next"], **flags}
@@ -81,14 +81,14 @@ class Model:
             episode.end = "terminated" if step["terminated"] else "truncated"
             self.total += 1
         if priority is not None:
-            self._grow([self.given[i] for line in numbers for i in line])
+            self._grow([self.added[i] for line in numbers for i in line])
         self._admit()
         return numbers
 
     def cut(self, envs):
         num_cut = 0
         for env in envs:
-            episode = self.going.pop(env, None)
+            episode = self.unfinished.pop(env, None)
             if episode is None:
                 continue
             episode.end = "truncated"
@@ -96,15 +96,15 @@ class Model:
                 continue  # all of it is overwritten
             num_cut += 1
             last = self.rows[episode.items[-1]]
-            kept = {key: last[key] for key in ("obs", "turn")}
-            last |= {**ZERO, **kept, "terminated": False, "truncated": True}
+            last_observation = {key: last[key] for key in ("obs", "turn")}
+            last |= {**ZERO, **last_observation, "terminated": False, "truncated": True}
             if len(episode.items) - 1 > episode.head:
                 self.rows[episode.items[-2]]["truncated"] = True
         self._admit()
         return num_cut
 
     def drawable(self):
-        """Number -> (episode, place in it), of all steps that can be drawn."""
+        """Number -> (episode, position in it), of all steps that can be drawn."""
         found = {}
         for episode in self.episodes:
             num_steps = len(episode.items) - (episode.end is not None)
@@ -115,8 +115,8 @@ class Model:
                 found |= {episode.items[i]: (episode, i) for i in range(first, num_steps)}
         return found
 
-    def held(self):
-        """Number -> whether it is a closing row, of all rows that are not lost."""
+    def stored(self):
+        """Number -> whether it is a closing row, of all rows in memory."""
         return {
             item: episode.end is not None and i == len(episode.items) - 1
             for episode in self.episodes
@@ -134,7 +134,7 @@ class Model:
     def _admit(self):
         new = 1.0 if self.largest is None else self.largest
         self.priority = {
-            item: self.priority.get(item, self.given.get(item, new)) for item in self.drawable()
+            item: self.priority.get(item, self.added.get(item, new)) for item in self.drawable()
         }
 
     def update_priority(self, items, priorities):
@@ -145,16 +145,16 @@ class Model:
         return len(items) - len(here)
 
     def update(self, items, turns, values):
-        held = self.held()
-        num_gone = 0
+        stored = self.stored()
+        num_ignored = 0
         for item, turn, value in zip(items, turns, values, strict=True):
-            if item in held:
+            if item in stored:
                 self.rows[item]["turn"] = turn
-                if not held[item]:
+                if not stored[item]:
                     self.rows[item]["value"] = value
             elif item >= 0:
-                num_gone += 1
-        return num_gone
+                num_ignored += 1
+        return num_ignored
 
     def weight(self, item):
         if self.alpha is None:
@@ -243,21 +243,21 @@ class Play:
         priority = None
         if self.model.alpha is not None and self.random.random() < 0.5:
             priority = [[self.random.randrange(1, 9) / 4 for _ in envs] for _ in range(num_times)]
-        given = as_tensordict(steps)
+        container = as_tensordict(steps)
         tensor = None if priority is None else torch.tensor(priority)
         if len(envs) == 1:  # the form for one environment
             tensor = None if tensor is None else tensor[:, 0]
             name = self.names[envs[0]]
-            numbers = self.buffer.extend(given[:, 0], name, priority=tensor).unsqueeze(1)
+            numbers = self.buffer.extend(container[:, 0], name, priority=tensor).unsqueeze(1)
         else:
             names = [self.names[env] for env in envs]
-            numbers = self.buffer.extend(given, names, priority=tensor)
+            numbers = self.buffer.extend(container, names, priority=tensor)
         assert numbers.tolist() == self.model.extend(steps, envs, priority)
 
     def cut(self):
         envs, every = self.random.sample(range(self.num_envs), 1), self.random.random() < 0.3
         found = self.buffer.cut() if every else self.buffer.cut(self.names[envs[0]])
-        assert found == self.model.cut(list(self.model.going) if every else envs)
+        assert found == self.model.cut(list(self.model.unfinished) if every else envs)
 
     def numbers(self):
         """Some numbers of rows, old and new, some of them twice."""
@@ -301,7 +301,7 @@ class Play:
             with pytest.raises(ValueError, match="no step can be drawn yet"):
                 buffer.sample(1)
             return
-        batch = buffer.sample(len(drawable))  # without replacement: each of them once
+        batch = buffer.sample(len(drawable))  # without replacement: each of them exactly once
         assert sound(batch)
         items = batch["index"].tolist()
         assert sorted(items) == sorted(drawable)
@@ -343,7 +343,7 @@ def as_tensordict(steps):
 
 
 def any_operations(random, data):
-    """Operations in any order, each followed by a look at all that can be seen."""
+    """Operations in any order, each followed by a check of everything public."""
     play = Play(random, data)
     operations = [play.extend] * 8 + [play.update, play.update_priority] * 2
     for _ in range(12):
@@ -352,7 +352,7 @@ def any_operations(random, data):
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(16, marks=pytest.mark.slow)])
-def test_any_operations_in_any_order_give_what_the_model_gives(examples):
+def test_any_operations_in_any_order_equal_the_model(examples):
     only = [Phase.generate]  # to shrink a failure takes minutes; for reading it, add Phase.shrink
     options = settings(max_examples=examples, deadline=None, database=None, phases=only)
     if examples < 10:  # the same ones each time

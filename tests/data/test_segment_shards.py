@@ -1,4 +1,4 @@
-"""ReplayShards: whose rows each shard has, weights against the uniform mean, and going on later."""
+"""ReplayShards: the rows of each shard, weights against the uniform mean, and resuming."""
 
 import pytest
 import torch
@@ -50,13 +50,13 @@ def test_each_shard_has_the_rows_of_its_environments():
     sample = replay.sample(12)
     assert (sample["obs"][:, 0] // 1000 % 3).tolist() == sorted([0, 1, 2] * 4)
     assert (sample["index"] % 3).tolist() == sorted([0, 1, 2] * 4)
-    # A number is that of the step it was given for.
+    # A number belongs to the step it was returned for.
     steps = steps_of(9, 6)["obs"]
-    for number, seen in zip(sample["step_index"], sample["obs"], strict=True):
-        assert [int(steps[index == one]) for one in number] == seen.tolist()
+    for number, observations in zip(sample["step_index"], sample["obs"], strict=True):
+        assert [int(steps[index == one]) for one in number] == observations.tolist()
 
 
-def test_numbers_read_what_they_were_given_for_in_any_order():
+def test_numbers_read_their_steps_in_any_order():
     replay, steps = make(2, unroll_steps=2), steps_of(6, 4, ends=[(5, 1), (3, 2)])
     index = replay.extend(steps)
     wanted = index[:4].flatten()[torch.randperm(16, generator=torch.Generator().manual_seed(0))]
@@ -74,7 +74,7 @@ def test_numbers_read_what_they_were_given_for_in_any_order():
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_what_is_updated_is_read_and_drawn(stack):
+def test_updated_entries_are_read_and_drawn(stack):
     replay = make(2, frame_stack=stack, alpha=0.6, beta=0.4)
     replay.extend(steps_of(8, 4, ends=[(6, 3)], shape=(2,)))
     sample = replay.sample(10)
@@ -99,7 +99,7 @@ def test_priorities_go_to_the_shard_of_the_step():
 
 
 def uneven(num_shards, **options):
-    """Shards of unlike sizes: some environments' newest steps can be drawn, others' not."""
+    """Shards of different sizes: some environments' newest steps can be drawn, others' not."""
     replay = make(num_shards, unroll_steps=4, **options)
     ends = [(8, env) for env in range(0, 6, num_shards)]  # all of shard 0
     index = replay.extend(steps_of(9, 6, ends=ends))
@@ -121,7 +121,7 @@ def test_with_beta_1_a_weighted_mean_is_in_expectation_the_uniform_mean(num_shar
     sample = replay.sample(600_000)
     weight = sample["priority_weight"].double()
     assert float(weight.max()) == 1.0
-    # By a plain sum over what could be drawn: N P(i) of each step, and the least of them.
+    # By a plain sum over the steps that can be drawn: N P(i) of each step, and the least of them.
     shards = replay.shards
     chances = torch.stack([shards[i % num_shards].probability(i // num_shards) for i in index])
     scaled = len(index) * chances / num_shards
@@ -132,7 +132,7 @@ def test_with_beta_1_a_weighted_mean_is_in_expectation_the_uniform_mean(num_shar
     assert_close(weight, torch.tensor([lookup[i] for i in sample["index"].tolist()]).double())
 
 
-def test_a_smaller_beta_undoes_less_and_the_largest_weight_of_a_batch_is_1():
+def test_a_smaller_beta_corrects_less_and_the_largest_weight_of_a_batch_is_1():
     replay, index = uneven(2, alpha=0.5, beta=1.0, importance="batch")
     replay.update_priority(index, 1.0 + index.float() * (1 + index % 2))
     for beta in (1.0, 0.25):
@@ -155,13 +155,13 @@ def test_nothing_is_drawn_until_each_shard_can_draw():
     assert torch.equal(state, replay.shards[1].state_dict()["buffer"]["generator"]["state"])
     replay.extend(steps_of(3, 2, first=1))
     assert len(replay) == 2
-    # Of what there is some are drawn twice.
+    # With few steps some are drawn twice.
     other = make(2, unroll_steps=3, replacement=None)
     other.load_state_dict(replay.state_dict())
     assert len(other.sample(6)["index"].unique()) < 6
 
 
-def test_a_state_goes_on_bit_for_bit():
+def test_a_loaded_state_continues_bit_for_bit():
     replay = make(2, num_rows=20, alpha=0.6, beta=0.4)
     replay.extend(steps_of(12, 4, ends=[(7, 2)]))
     replay.sample(4)
@@ -175,7 +175,7 @@ def test_a_state_goes_on_bit_for_bit():
     assert len(other) == 0 and len(replay) > 0
 
 
-def test_what_comes_too_late_is_counted():
+def test_late_updates_are_counted():
     replay = make(2, num_rows=8, alpha=0.6, beta=0.4)
     old = replay.extend(steps_of(3, 4))
     replay.extend(steps_of(6, 4, first=3))
@@ -184,7 +184,7 @@ def test_what_comes_too_late_is_counted():
     assert replay.num_ignored == 24
 
 
-def test_what_can_not_be_is_refused():
+def test_invalid_calls_are_refused():
     buffer = SegmentReplayBuffer(TensorStorage(9), unroll_steps=0)
     replay, plain = make(2, alpha=0.6, beta=0.4), make(2)
     for one in (replay, plain):

@@ -1,4 +1,4 @@
-"""Stacks of frames that lie on the same memory."""
+"""Stacks of frames that share memory."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ B, L, S = 2, 3, 4
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 5)])
-def test_stacks_are_the_newest_frames_and_a_view_that_is_undone(shape):
+def test_stacks_are_views_of_the_newest_frames_and_can_be_undone(shape):
     frames = torch.randn(B, L + S - 1, *shape)
     stacks = stacked(frames, S)
     assert stacks.shape == (B, L, S, *shape) and stacks.data_ptr() == frames.data_ptr()
@@ -21,7 +21,7 @@ def test_stacks_are_the_newest_frames_and_a_view_that_is_undone(shape):
         assert torch.equal(found, some) and found.data_ptr() == some.data_ptr()
 
 
-def test_unstacked_knows_what_is_no_view_of_frames():
+def test_unstacked_recognises_other_tensors():
     stacks = stacked(torch.randn(B, L + S - 1, 5), S)
     assert unstacked(stacks.clone()) is None
     assert unstacked(stacks.transpose(2, 3)) is None

@@ -61,7 +61,7 @@ def filled(make, **options):
 
 
 def history(buffer):
-    """All that is drawn, while items come in."""
+    """The batches drawn while items are added."""
     out = []
     for i in range(5):
         out += [x for x in buffer.sample().values(True, True)]
@@ -72,7 +72,7 @@ def history(buffer):
 @MADE
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_copy_goes_on_alike_and_shares_nothing(make, copied, prefetch):
+def test_a_copy_continues_the_same_and_shares_nothing(make, copied, prefetch):
     buffer, same = (filled(make, prefetch=prefetch) for _ in range(2))
     other = copied(buffer)
     assert type(other) is type(buffer) and len(other) == len(buffer)
@@ -81,7 +81,7 @@ def test_a_copy_goes_on_alike_and_shares_nothing(make, copied, prefetch):
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_threads_of_a_copy_have_a_lock_of_their_own():
+def test_a_copy_has_a_separate_lock():
     buffer = filled(MAKE["by priority"])
     other = copy.deepcopy(buffer)
     with buffer._lock:
@@ -106,13 +106,13 @@ def items(first):
     obs = torch.arange(first, first + 10)
     return TensorDict(obs=obs, terminated=no, truncated=no, batch_size=[10])
 
-def seen(buffer):
+def content(buffer):
     return sorted(set(buffer.sample(200)["obs"].flatten().tolist()))
 
 def work(buffer, inbox, outbox):
-    outbox.put((buffer.sample(4)["index"].tolist(), seen(buffer)))
+    outbox.put((buffer.sample(4)["index"].tolist(), content(buffer)))
     inbox.get()
-    outbox.put((0, seen(buffer)))
+    outbox.put((0, content(buffer)))
 
 if __name__ == "__main__":
     kind, folder = sys.argv[1:]
@@ -129,12 +129,12 @@ if __name__ == "__main__":
     inbox, outbox = context.Queue(), context.Queue()
     process = context.Process(target=work, args=(buffer, inbox, outbox), daemon=True)
     process.start()
-    before = buffer.sample(4)["index"].tolist(), seen(buffer)
+    before = buffer.sample(4)["index"].tolist(), content(buffer)
     assert outbox.get(timeout=60) == before
-    buffer.extend(items(100))  # over all that was there
+    buffer.extend(items(100))  # overwrites all items
     inbox.put("go on")
     after = outbox.get(timeout=60)[1]
-    assert after == (seen(buffer) if kind == "disk" else before[1]), after
+    assert after == (content(buffer) if kind == "disk" else before[1]), after
     process.join(20)
     assert process.exitcode == 0
     print("right")
@@ -151,7 +151,7 @@ def test_sent_to_a_spawned_worker_it_is_a_copy_and_on_disk_a_reader(kind, tmp_pa
     assert found.stdout == "right\n", found.stderr
 
 
-def test_what_is_on_disk_is_sent_as_a_reader_or_not_at_all(tmp_path):
+def test_a_storage_on_disk_is_sent_as_a_reader_or_not_at_all(tmp_path):
     storage = MemmapStorage(10, tmp_path / "rows")
     with pytest.raises(RuntimeError, match="nothing has been written.*storage.allocate"):
         pickle.dumps(storage)
@@ -168,7 +168,7 @@ def test_what_is_on_disk_is_sent_as_a_reader_or_not_at_all(tmp_path):
             pickle.dumps(buffer)
 
 
-# ---------------------------------------------------------------- a generator of their own
+# ---------------------------------------------------------------- separate generators
 
 
 @MADE

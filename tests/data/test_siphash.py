@@ -1,4 +1,4 @@
-"""SipHash of rows: published values, a plain Python model, CPython, what counts as equal."""
+"""SipHash of rows: published values, a plain Python model, CPython, equality."""
 
 import importlib
 import itertools
@@ -31,7 +31,7 @@ DTYPES = (*FLOATS, *dtypes(OTHERS))
 
 
 def model(data: bytes, key=(0, 0), rounds=(1, 3)) -> int:
-    """SipHash as its paper says it, a byte string at a time."""
+    """SipHash as in its paper, one byte string at a time."""
     words = (1 << 64) - 1
     k0, k1 = (half & words for half in key)
     v0, v1 = k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D
@@ -85,7 +85,7 @@ def version(request, monkeypatch):
     return request.param
 
 
-# What others published
+# Published values
 
 
 def test_published_vectors_of_2_4(version):
@@ -105,7 +105,7 @@ def test_published_vectors_of_2_4(version):
 
 
 def run(program, stdin=""):
-    """The words that another Python prints."""
+    """The words that another Python process prints."""
     environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     options = {"env": environment, "capture_output": True, "text": True, "check": True}
     command = [sys.executable, "-c", program]
@@ -170,7 +170,7 @@ def test_minus_one_is_never_a_hash():
     assert [last(word) for word in (-1, -2, 0, 5)] == [-2, -2, 0, 5]
 
 
-# What counts as equal content
+# Equality of content
 
 
 @pytest.mark.slow
@@ -203,8 +203,8 @@ def test_zeros_and_nans_of_a_large_format(version, dtype):
     assert siphash(nan) == siphash(nan, normalize=False)
 
 
-def test_what_is_one_and_what_is_not(version):
-    for dtype in (*FLOATS, torch.complex64):  # zeros of either sign, in all places of a row
+def test_which_special_numbers_are_equal(version):
+    for dtype in (*FLOATS, torch.complex64):  # zeros of either sign, at all positions of a row
         for width in (1, 2, 3, 7, 21):
             zeros = torch.zeros(9, width).to(dtype)
             assert siphash((-torch.zeros(9, width)).to(dtype)).equal(siphash(zeros)), (dtype, width)
@@ -220,7 +220,7 @@ def test_what_is_one_and_what_is_not(version):
 
 
 def views(tmp_path):
-    """Tensors of rows that lie in memory in other ways than one after the other."""
+    """Tensors whose rows are not contiguous in memory."""
     x, wide = torch.arange(60.0).view(5, 3, 4), torch.arange(19 * 20).view(19, 20).to(torch.uint8)
     z = torch.complex(torch.arange(6.0), torch.arange(6.0) + 1).view(2, 3)
     yield x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -233,7 +233,7 @@ def views(tmp_path):
     yield MemoryMappedTensor.from_tensor(x, filename=tmp_path / "x.memmap")
 
 
-def test_memory_layout_does_not_count(version, tmp_path):
+def test_memory_layout_does_not_matter(version, tmp_path):
     for x in views(tmp_path):
         plain = torch.empty(x.shape, dtype=x.dtype)
         plain.copy_(x.detach())
@@ -311,13 +311,13 @@ MISTAKES = [
 ]
 
 
-def test_mistakes():
+def test_invalid_calls_are_refused():
     for x, options, error, words in MISTAKES:
         with pytest.raises(error, match=words):
             siphash(x, **options)
 
 
-# Elsewhere
+# Other devices and graphs
 
 
 def test_tensors_without_memory():

@@ -19,7 +19,7 @@ STORAGES = pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStor
 
 
 def episodes(*lengths, first=0):
-    """Steps of episodes; `at` says where in its episode each is, `episode` of which it is."""
+    """Steps of episodes; `at` is the position in the episode, `episode` its number."""
     at = torch.cat([torch.arange(n) for n in lengths])
     episode = torch.cat([torch.full((n,), first + i) for i, n in enumerate(lengths)])
     done = torch.cat([torch.arange(n) == n - 1 for n in lengths])[:, None]
@@ -54,7 +54,7 @@ def checked(batch, length):
 
 
 def lengths_of(batch):
-    """How long the slices of a batch are, if that is not the same for all."""
+    """The lengths of the slices of a batch, if they differ."""
     ends = batch["next", "truncated"][:, 0].nonzero()[:, 0]
     return ends.diff(prepend=torch.tensor([-1])).tolist()
 
@@ -62,18 +62,18 @@ def lengths_of(batch):
 @pytest.mark.parametrize("by", ["num_slices", "slice_len"])
 @pytest.mark.parametrize("key", [{}, {"end_key": ("next", "done")}, {"traj_key": "episode"}])
 @STORAGES
-def test_slices_are_of_one_episode_each_and_every_start_comes(by, key, storage):
+def test_slices_stay_within_one_episode_and_all_starts_are_drawn(by, key, storage):
     sampler = SliceSampler(**{by: {"num_slices": 4, "slice_len": 3}[by]}, **key)
-    buffer, seen = buffer_of(sampler, 20, storage), set()
+    buffer, drawn = buffer_of(sampler, 20, storage), set()
     for lengths in ((3, 5), (2, 7), (1, 4, 6)):  # goes round the ring
         data = episodes(*lengths, first=100 * buffer.write_count)
         for part in data.split(4):
             buffer.extend(part)
         for _ in range(30):
-            seen |= set(checked(buffer.sample(12), 3)["index"][:, 0].tolist())
+            drawn |= set(checked(buffer.sample(12), 3)["index"][:, 0].tolist())
     episode, first = buffer[:]["episode"], buffer.write_count - len(buffer)
     starts = [i for i in range(len(buffer) - 2) if episode[i] == episode[i + 2]]
-    assert {first + i for i in starts} <= seen
+    assert {first + i for i in starts} <= drawn
 
 
 def test_steps_without_ends_get_them():
@@ -85,7 +85,7 @@ def test_steps_without_ends_get_them():
     assert after["done"].tolist() == after["truncated"].tolist() == [[False], [True]] * 2
 
 
-def test_episodes_are_alike_and_so_are_the_starts_in_each():
+def test_episodes_and_the_starts_in_each_are_uniform():
     sampler = SliceSampler(slice_len=2, traj_key="episode", truncated_key=None)
     buffer = buffer_of(sampler)
     buffer.extend(episodes(2, 5))
@@ -94,7 +94,7 @@ def test_episodes_are_alike_and_so_are_the_starts_in_each():
     assert_close(start.bincount(minlength=6) / 8000, expected, atol=0.02, rtol=0)
 
 
-def test_shorter_episodes_come_whole_where_slices_need_not_be_alike():
+def test_shorter_episodes_are_drawn_completely_if_lengths_may_differ():
     buffer = buffer_of(SliceSampler(slice_len=4, strict_length=False))
     buffer.extend(episodes(2, 6))
     found = lengths_of(buffer.sample(40))
@@ -111,7 +111,7 @@ def test_shorter_episodes_come_whole_where_slices_need_not_be_alike():
     ("key", "starts"),
     [("episode", [0, 5]), (("collector", "traj_ids"), [0, 5]), ("traj_ids", [4, 5])],
 )
-def test_episodes_are_told_apart_by_what_torchrl_looks_for(key, starts, with_done):
+def test_episodes_are_separated_by_torchrl_s_keys(key, starts, with_done):
     data = TensorDict(at=torch.arange(10), batch_size=[10])
     data[key] = torch.arange(10) // 5
     if with_done:
@@ -183,7 +183,7 @@ def test_the_documented_example_of_slices_by_priority(storage):
     assert_close(sorted(weights), [least * 3**-0.63, least], rtol=1e-5, atol=0)
 
 
-def test_slices_begin_by_the_priority_of_their_first_step():
+def test_slices_are_drawn_by_the_priority_of_their_first_step():
     buffer = prioritized(20, alpha=1.0, beta=0.5, eps=0.0, slice_len=3, importance="batch")
     priority = torch.tensor([1.0, 2, 3, 9, 9, 4, 0, 9, 9, 9, 9])
     buffer.update_priority(buffer.extend(episodes(5, 4, 2)), priority)
@@ -195,7 +195,7 @@ def test_slices_begin_by_the_priority_of_their_first_step():
     assert_close(slices["priority_weight"], weight)
 
 
-# ------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------- all samplers
 
 SAMPLERS = {
     "with": lambda: SliceSampler(num_slices=2),
@@ -205,8 +205,8 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_slices_ahead_into_a_batch_and_after_a_stop_are_the_same(kind, tmp_path):
-    def begun(prefetch):
+def test_prefetched_preallocated_and_resumed_slices_are_the_same(kind, tmp_path):
+    def started(prefetch):
         buffer = buffer_of(SAMPLERS[kind](), prefetch=prefetch, batch_size=4)
         numbers = buffer.extend(episodes(4, 3, 5, 2, 6, 3, 4))
         if kind == "by priority":
@@ -215,13 +215,13 @@ def test_slices_ahead_into_a_batch_and_after_a_stop_are_the_same(kind, tmp_path)
             buffer.sample()
         return buffer
 
-    plain = begun(0)
+    plain = started(0)
     plain.save(tmp_path / "at")
     expected = [plain.sample() for _ in range(6)]
     for prefetch in (0, 2):
         stopped = buffer_of(SAMPLERS[kind](), prefetch=prefetch, batch_size=4)
         stopped.load(tmp_path / "at")
-        for buffer in (stopped, begun(prefetch)):
+        for buffer in (stopped, started(prefetch)):
             out = buffer.sample()
             assert (out == expected[0]).all()
             for batch in expected[1:]:
@@ -251,7 +251,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_with_slices():
+def test_invalid_calls_are_refused():
     for call, error, words in MISTAKES:
         with pytest.raises(error, match=words):
             call()

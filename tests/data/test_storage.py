@@ -1,4 +1,4 @@
-"""Storages: the contract for all kinds, what rows they take, and how they are named and kept."""
+"""Storages: the contract for all kinds, forms of rows, indexing and state."""
 
 import itertools
 from collections import OrderedDict, namedtuple
@@ -34,9 +34,9 @@ def make(request, tmp_path):
     }[request.param]
 
 
-# What is said of a storage before its first write.
+# Checks of a storage before its first write.
 BEFORE_WRITES = ("keeps_structure", "refuses_objects", "hides_empty_rows", "detaches")
-LIMITED = ("rings", "hides_empty_rows", "remembers")  # what is said of a storage with a max_size
+LIMITED = ("rings", "hides_empty_rows", "remembers")  # checks of a storage with a max_size
 
 
 @pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_contract(make, check):
 
 
 def ragged(max_size):
-    """A ListStorage whose rows do not lie side by side."""
+    """A ListStorage whose rows are not one tensor."""
     storage = ListStorage(max_size)
     for width in (1, 2):
         below = TensorDict(obs=torch.zeros(width), done=torch.tensor(True))
@@ -63,19 +63,19 @@ def ragged(max_size):
 
 
 @pytest.mark.parametrize("check", [one for one in CHECKS if one.__name__ not in BEFORE_WRITES])
-def test_contract_of_rows_of_unlike_shapes(check):
+def test_contract_of_rows_of_different_shapes(check):
     check(ragged)
 
 
 class Forgets(TensorStorage):
-    """A storage with a mistake: it keeps of several entries the old ones."""
+    """A storage with a defect: it keeps the old values of some entries."""
 
     def _write(self, rows, leaves, number):
         super()._write(rows, [leaf if i else leaf * 0 for i, leaf in enumerate(leaves)], number)
 
 
 class Views(TensorStorage):
-    """A storage with a mistake: what it gives is its own memory."""
+    """A storage with a defect: it returns views of its memory."""
 
     def _read(self, index, batch):
         if isinstance(index, torch.Tensor):
@@ -84,7 +84,7 @@ class Views(TensorStorage):
 
 
 class Counts(TensorStorage):
-    """A storage with a mistake: it counts a row that is written twice twice."""
+    """A storage with a defect: it counts a row twice that is written twice."""
 
     def __len__(self):
         return self.total
@@ -127,7 +127,7 @@ ROWS = {
 
 
 def rows_of(data, rows):
-    """Rows of a pytree, by plain indexing of what it holds."""
+    """Rows of a pytree, by plain indexing of its leaves."""
     if isinstance(data, torch.Tensor) and data.dtype.itemsize == 1:  # torch indexes not all of them
         return data.view(torch.uint8)[rows].view(data.dtype)
     if isinstance(data, (torch.Tensor, TensorDict, TensorClass)):
@@ -156,12 +156,12 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_rows_of_any_structure_are_stored_and_kept(make, tmp_path, kind):
+def test_rows_of_any_structure_are_stored_and_saved(make, tmp_path, kind):
     data, storage, other = ROWS[kind], make(5), make(5)
     storage.extend(data)
     for rows in (slice(None), [4, 0, 2], slice(0, 2), 3):
         assert same(storage.read(rows), rows_of(data, rows))
-    storage.set([1, 3, 1], rows_of(data, [0, 2, 4]))  # of a row given twice the last counts
+    storage.set([1, 3, 1], rows_of(data, [0, 2, 4]))  # of a repeated row the last value counts
     storage.set(0, rows_of(data, 1))
     now = rows_of(data, [1, 4, 2, 2, 4])
     assert same(storage.read(slice(None)), now)
@@ -220,7 +220,7 @@ NOT_HERE = [
 OTHER_SHAPE = ({"a": TWO, "b": torch.zeros(2, 0)}, ValueError, r"float32\[0\], but float32")
 
 
-def test_what_can_not_be_stored(make):
+def test_rows_of_another_structure_are_refused(make):
     empty, storage = make(3), make(3)
     storage.extend({"a": torch.zeros(1), "b": torch.zeros(1)})
     not_here = NOT_HERE if storage.mixes_shapes else [*NOT_HERE, OTHER_SHAPE]
@@ -242,7 +242,7 @@ BAD_ROWS = [
 ]
 
 
-def test_mistakes_with_rows_and_sizes(tmp_path):
+def test_invalid_rows_and_sizes_are_refused(tmp_path):
     storage = TensorStorage(9)
     storage.extend(torch.arange(2))
     for rows, words in BAD_ROWS:
@@ -259,10 +259,10 @@ def test_mistakes_with_rows_and_sizes(tmp_path):
     assert storage.structure is None and len(storage) == 0
 
 
-# ------------------------------------------------------------------------- rows: ways to name them
+# ------------------------------------------------------------------------- forms of row numbers
 
 
-def test_rows_may_be_given_in_many_ways(make):
+def test_rows_may_be_indexed_in_many_ways(make):
     storage = make(7)
     storage.extend(torch.arange(7) * 10)
     for rows in ([5, 2], (5, 2), torch.tensor([5, 2], dtype=torch.int32), slice(5, 1, -3)):
@@ -280,7 +280,7 @@ def test_rows_may_be_given_in_many_ways(make):
     assert storage.rows().tolist() == [2, 3, 4, 5]
 
 
-def test_rows_are_written_into_what_is_given(make):
+def test_rows_are_read_into_out(make):
     storage = make(5)
     storage.check(torch.zeros(5, 2).long())
     assert storage.structure is None
@@ -300,25 +300,25 @@ def test_rows_are_written_into_what_is_given(make):
 def test_occupied_rows_follow_a_set():
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
-        held, model = OccupiedRows(), set()
+        occupied, model = OccupiedRows(), set()
         for _ in range(30):
             rows = torch.randint(0, 3000, (20,), generator=generator)
             numbers, kind = rows.tolist(), int(torch.randint(0, 4, (), generator=generator))
             if kind == 0:
-                held.add(rows)
+                occupied.add(rows)
                 model |= {*numbers}
             elif kind == 1:
-                held.remove(rows)
+                occupied.remove(rows)
                 model -= {*numbers}
             elif kind == 2:
-                held.add_range(*sorted(numbers[:2]))
+                occupied.add_range(*sorted(numbers[:2]))
                 model |= {*range(*sorted(numbers[:2]))}
             elif len(model) < 1500:
-                held.remove(held.rows())
+                occupied.remove(occupied.rows())
                 model = set()
-            assert held.rows().tolist() == sorted(model)
-            assert len(held) == len(model) and held.high == max(model, default=-1) + 1
-            assert held.contains(rows - 5).tolist() == [r - 5 in model for r in numbers]
+            assert occupied.rows().tolist() == sorted(model)
+            assert len(occupied) == len(model) and occupied.high == max(model, default=-1) + 1
+            assert occupied.contains(rows - 5).tolist() == [r - 5 in model for r in numbers]
 
 
 def test_one_entry_of_rows_is_written_and_read(make):
@@ -343,7 +343,7 @@ def test_one_entry_of_rows_is_written_and_read(make):
 # --------------------------------------------------------------------------------------- the state
 
 
-def test_a_state_is_copies_of_held_rows_only(make, tmp_path):
+def test_a_state_has_copies_of_the_occupied_rows_only(make, tmp_path):
     storage = make(1000)
     storage.extend(step(range(3)))
     state = storage.state_dict()
@@ -386,7 +386,7 @@ def test_a_damaged_state_changes_nothing(tmp_path):
 def test_types_that_this_process_does_not_know():
     from raffia.tensordict.node import REGISTRY
 
-    gone = namedtuple("Gone", "x y")  # not to be found by its name
+    gone = namedtuple("Gone", "x y")  # cannot be found by its name
 
     class Gone(TensorClass):
         x: torch.Tensor

@@ -1,4 +1,4 @@
-"""Processes that are killed, and machines that lose power, while a `MemmapStorage` is written."""
+"""Kills of processes and losses of power while a `MemmapStorage` is written."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled(tmp_path_factory):
-    """Compile here what children use, or each of them would."""
+    """Compiles the kernels once, or each child would."""
     with MemmapStorage(2, tmp_path_factory.mktemp("warm") / "rows") as storage:
         storage.extend(step([0, 1]))
 
@@ -43,7 +43,7 @@ def child(work):
 
 
 def ended(work):
-    """How a child that runs `work(report)` ended: the status that os.waitpid gives."""
+    """The status, by os.waitpid, of a child that runs `work(report)`."""
     pid, pipe = child(work)
     os.close(pipe)
     return os.waitpid(pid, 0)[1]
@@ -51,7 +51,7 @@ def ended(work):
 
 @contextmanager
 def beside(work):
-    """A child runs `work(report)` until the block ends; gives its first report, and its id."""
+    """Runs `work(report)` in a child until the block ends; gives its first report and its id."""
     pid, pipe = child(work)
     try:
         assert select.select([pipe], [], [], 60)[0]
@@ -63,7 +63,7 @@ def beside(work):
 
 
 def killed_after(reports, draw, work):
-    """What a child reported before it was killed, at a random time after that many reports."""
+    """The reports of a child before it was killed, at a random time after `reports` of them."""
     pid, pipe = child(work)
     with open(pipe, "rb") as file:
         found = file.read(8 * reports)
@@ -76,11 +76,11 @@ def killed_after(reports, draw, work):
 
 
 def check_ring(storage, size):
-    """All items that there should be after `total` were appended are there, and no others."""
-    kept = range(max(0, storage.total - size), storage.total)
-    assert storage.lost == 0 and len(storage) == len(kept)
-    if kept:
-        assert numbers_in(storage.get([number % size for number in kept])) == [*kept]
+    """Checks that the storage has exactly the newest items."""
+    numbers = range(max(0, storage.total - size), storage.total)
+    assert storage.lost == 0 and len(storage) == len(numbers)
+    if numbers:
+        assert numbers_in(storage.get([number % size for number in numbers])) == [*numbers]
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.slow)])
@@ -110,9 +110,9 @@ CUTS = ["log", "hold", "leaf 0", "half a leaf", "leaf 2", "marks", "half the mar
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("how", ["extend", "set"])
-def test_killed_at_each_step_of_a_write(tmp_path, cut, how):
-    """Rows that were held are old up to the log's last step, and new from then on."""
+@pytest.mark.parametrize("call", ["extend", "set"])
+def test_killed_at_each_step_of_a_write(tmp_path, cut, call):
+    """Old rows are unchanged up to the log's last step, and new from then on."""
     size = 10
     with MemmapStorage(size, tmp_path / "rows") as storage:
         storage.extend(step(range(15)))  # rows 5 to 9 hold 5 to 9, rows 0 to 4 hold 10 to 14
@@ -120,7 +120,7 @@ def test_killed_at_each_step_of_a_write(tmp_path, cut, how):
     def work(report):
         storage = MemmapStorage(size, tmp_path / "rows")
         die_at(storage._files, cut)
-        if how == "extend":
+        if call == "extend":
             storage.extend(step([15, 16, 17]))
         else:
             storage.set([7, 5, 6], step([17, 15, 16]))
@@ -129,7 +129,7 @@ def test_killed_at_each_step_of_a_write(tmp_path, cut, how):
     with MemmapStorage(size, tmp_path / "rows") as storage:
         new = cut not in ("log", "hold")
         assert storage.lost == 0 and len(storage) == size
-        assert storage.total == (18 if new and how == "extend" else 15)
+        assert storage.total == (18 if new and call == "extend" else 15)
         expected = [15, 16, 17] if new else [5, 6, 7]
         assert numbers_in(storage.get(slice(5, 8))) == expected
         assert numbers_in(storage.get([0, 1, 2, 3, 4, 8, 9])) == [10, 11, 12, 13, 14, 8, 9]
@@ -158,8 +158,8 @@ def die_at(files, cut):
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def put(place, marks, leaves):
-        rows = torch.arange(place.start, place.stop) if isinstance(place, slice) else place
+    def put(index, marks, leaves):
+        rows = torch.arange(index.start, index.stop) if isinstance(index, slice) else index
         steps = {"leaf 0": 0, "half a leaf": 0.5, "leaf 2": 2, "marks": 3, "half the marks": 3.5}
         last = steps[cut]
         for i, leaf in enumerate(leaves):
@@ -182,8 +182,8 @@ def test_an_interrupted_write_is_finished(tmp_path, monkeypatch):
     storage.extend(step(range(4)))
     real = storage._files._put
 
-    def interrupted(place, marks, leaves):
-        storage._files.leaves[0][place] = leaves[0]
+    def interrupted(index, marks, leaves):
+        storage._files.leaves[0][index] = leaves[0]
         monkeypatch.setattr(storage._files, "_put", real)
         raise KeyboardInterrupt
 
@@ -201,23 +201,23 @@ def image(folder):
 
 
 def image_within(storage, folder, images):
-    """Let each write into a storage add an image of the folder in the middle of it."""
+    """Makes each write into a storage add an image of the folder half-way."""
     put = storage._files._put
 
-    def halfway(place, marks, leaves):
-        rows = torch.arange(place.start, place.stop) if isinstance(place, slice) else place
+    def halfway(index, marks, leaves):
+        rows = torch.arange(index.start, index.stop) if isinstance(index, slice) else index
         half = len(rows) // 2
         put(rows[:half], marks[:half], [leaf[:half] for leaf in leaves])
         images.append(image(folder))
-        put(place, marks, leaves)
+        put(index, marks, leaves)
 
     storage._files._put = halfway
 
 
 def crash(folder, images, sector, draw):
-    """Write the folder as it may be after a crash, whose images since the last flush are these.
+    """Writes a folder as it may be after a crash; `images` are those since the last flush.
 
-    The header was brought to disk at once; of the rest any sector may be of any of the images.
+    The header was synced; each sector of the rest may be that of any image.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -231,14 +231,14 @@ def crash(folder, images, sector, draw):
 
 
 class Trials:
-    """Storages that lose power in the middle of a write: how they were written, what is found."""
+    """Storages that lose power in the middle of a write."""
 
     def __init__(self, folder, size, sector, seed):
         self.live, self.after = folder / "live", folder / "after"
         self.size, self.sector, self.draw, self.dropped = size, sector, random.Random(seed), 0
 
     def storages(self, write):
-        """Six storages after a loss of power, three times each: what `write` did, and the storage.
+        """Six storages after a loss of power, three times each: `write`'s result, and the storage.
 
         write: storage -> an iterator; what it does before the first step is flushed, and of what
             it does from then on any part may be lost.
@@ -280,10 +280,10 @@ def test_loss_of_power_while_it_appends(tmp_path, sector):
 
     for (flushed, total), found in trials.storages(write):
         assert flushed <= found.total <= total
-        kept = range(found.total - len(found), found.total)  # without a gap
-        if kept:
-            assert numbers_in(found.get([n % size for n in kept])) == [*kept]
-        assert {n for n in range(flushed) if n + size >= total} <= {*kept}
+        numbers = range(found.total - len(found), found.total)  # without a gap
+        if numbers:
+            assert numbers_in(found.get([n % size for n in numbers])) == [*numbers]
+        assert {n for n in range(flushed) if n + size >= total} <= {*numbers}
         number = found.total
         found.extend(step([number]))
         assert numbers_in(found.get([number % size])) == [number]
@@ -310,19 +310,19 @@ def test_loss_of_power_while_it_overwrites_rows_at_random(tmp_path):
 
     for values, found in trials.storages(write):
         rows = found.rows()
-        there = dict(zip(rows.tolist(), numbers_in(found.get(rows)), strict=True))
-        assert all(value in values[row] for row, value in there.items())
+        stored = dict(zip(rows.tolist(), numbers_in(found.get(rows)), strict=True))
+        assert all(value in values[row] for row, value in stored.items())
         untouched = {row for row, (first, *more) in values.items() if not more and first < 10_000}
-        assert untouched <= {*there}
+        assert untouched <= {*stored}
     assert trials.dropped > 10, "nothing was torn in these trials"
 
 
-def test_the_log_of_before_a_flush_is_not_used(tmp_path):
-    """Its rows may be older than what was flushed since."""
+def test_the_log_from_before_a_flush_is_not_used(tmp_path):
+    """Its rows may be older than those flushed since."""
     live, after = tmp_path / "live", tmp_path / "after"
     storage = MemmapStorage(4, live)
     storage.set([0, 1, 2, 3], step(range(4)))
-    held = image(live)
+    earlier = image(live)
 
     def stop(*_):
         raise SystemExit  # leaves the log as it is in the middle of a write
@@ -331,21 +331,21 @@ def test_the_log_of_before_a_flush_is_not_used(tmp_path):
     storage._files.redo = lambda epoch: None
     with pytest.raises(SystemExit):
         storage.set([1], step([11]))
-    held["log.bin"] = (live / "log.bin").read_bytes()
+    earlier["log.bin"] = (live / "log.bin").read_bytes()
     storage._files._put = put
     storage.set([1], step([21]))
     storage.flush()
     now = image(live)
-    for name, expected in [("now", 21), ("held", 11)]:
+    for name, expected in [("now", 21), ("earlier", 11)]:
         shutil.rmtree(after, ignore_errors=True)
         after.mkdir()
-        for file, content in {"now": now, "held": held}[name].items():
-            (after / file).write_bytes(held[file] if file == "log.bin" else content)
+        for file, content in {"now": now, "earlier": earlier}[name].items():
+            (after / file).write_bytes(earlier[file] if file == "log.bin" else content)
         with MemmapStorage(4, after) as found:
             assert numbers_in(found.get([1])) == [expected]
 
 
-# --------------------------------------------------------------------------------- folders, saving
+# --------------------------------------------------------------------------------- saved folders
 
 
 def test_killed_while_it_saves(tmp_path):
@@ -371,7 +371,7 @@ def test_killed_while_it_saves(tmp_path):
 
 
 def writes_on(folder, size, pause):
-    """A child's work: it appends 5 or 25 items at a time."""
+    """The work of a child: appends 5 or 25 items at a time."""
 
     def work(report):
         storage = MemmapStorage(size, folder)
@@ -386,39 +386,39 @@ def writes_on(folder, size, pause):
     return work
 
 
-def test_reading_beside_a_process_that_writes(tmp_path):
+def test_reading_beside_a_writing_process(tmp_path):
     size = 60
     with beside(writes_on(tmp_path / "rows", size, 0)):
         reader = MemmapStorage.open(tmp_path / "rows", mode="r")
         rows, out = torch.arange(size), step(range(size)).clone()
-        seen = set()
+        newest = set()
         for _ in range(200):
             numbers = numbers_in(reader.get(rows))
             assert [number % size for number in numbers] == rows.tolist()
             assert reader.total + 25 > max(numbers) and len(reader) == size
             assert numbers_in(reader.get(rows, out=out)) == numbers_in(out)
-            seen.add(max(numbers))
-        assert len(seen) > 5, "the writer did next to nothing"
+            newest.add(max(numbers))
+        assert len(newest) > 5, "the writer did next to nothing"
 
 
 @pytest.mark.parametrize("by_priority", [False, True])
-def test_batches_beside_a_process_that_writes_say_which_items_they_hold(tmp_path, by_priority):
+def test_batches_beside_a_writing_process_contain_the_items_of_their_index(tmp_path, by_priority):
     """The writer overwrites items between the draw and the read."""
     size = 60  # and rests a little, else no batch of all items can be whole
     with beside(writes_on(tmp_path / "rows", size, 0.001)):
         storage = MemmapStorage.open(tmp_path / "rows", mode="r")
         make = functools.partial(PrioritizedReplayBuffer, 0.6, 0.4) if by_priority else ReplayBuffer
-        buffer, seen, out = make(storage=storage), set(), None
+        buffer, newest, out = make(storage=storage), set(), None
         for _ in range(100):
             out = buffer.sample(32) if out is None else buffer.sample(out=out)
             assert numbers_in(out) == out["index"].tolist()
-            seen.add(int(out["index"].max()))
+            newest.add(int(out["index"].max()))
             numbers = numbers_in(buffer[:])
             assert numbers == list(range(numbers[0], numbers[0] + size))
             if by_priority:  # of items that were overwritten meanwhile: they are left out
                 late = buffer.update_priority(out["index"], torch.ones(32))
                 assert late == int((out["index"] < buffer.priorities._live.start).sum())
-        assert len(seen) > 5, "the writer did next to nothing"
+        assert len(newest) > 5, "the writer did next to nothing"
 
 
 def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
@@ -437,7 +437,7 @@ def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
         assert storage.total == 2
 
 
-def test_a_forked_child_neither_writes_nor_keeps_others_from_it(tmp_path):
+def test_a_forked_child_neither_writes_nor_holds_the_lock(tmp_path):
     storage = MemmapStorage(5, tmp_path / "rows")
     storage.extend(torch.arange(2))
 
@@ -457,7 +457,7 @@ def test_a_forked_child_neither_writes_nor_keeps_others_from_it(tmp_path):
             assert other.get(slice(None)).tolist() == [0, 1, 0, 1]
 
 
-def test_a_writer_that_died_keeps_nobody_out_though_its_child_lives(tmp_path):
+def test_the_lock_of_a_dead_writer_is_free_though_its_child_lives(tmp_path):
     def work(report):
         storage = MemmapStorage(5, tmp_path / "rows")
         storage.extend(torch.arange(2))

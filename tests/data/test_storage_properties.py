@@ -26,7 +26,7 @@ quick = settings(
 
 
 class Machine(RuleBasedStateMachine):
-    """A storage, a number that no row has held yet, and where it is on disk."""
+    """A storage, the next unused number, and the folder on disk."""
 
     on_disk = False
 
@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     @rule(kind=st.sampled_from(["state", "folder", "flush", "close", "vanish"]))
-    def leave_and_come_back(self, kind):
+    def reopen(self, kind):
         if kind in ("state", "folder"):
             state = self.storage.state_dict()
             self.storage.save(f"{self.root}/saved")
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
                 self.storage.get(rows)
 
     @invariant()
-    def as_in_the_model(self):
+    def equals_the_model(self):
         assert self.storage.rows().tolist() == sorted(self.model)
         assert len(self.storage) == len(self.model)
         assert self.storage.total == self.total

@@ -48,7 +48,7 @@ def random_writes(capacity, seed):
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_its_bits_and_draws_are_those_of_sums_in_the_documented_order(capacity):
+def test_bits_and_draws_equal_sums_in_the_documented_order(capacity):
     tree, model = SumTree(capacity), [0.0] * capacity
     for index, values in random_writes(capacity, seed=capacity):
         tree.set(index, values)
@@ -62,7 +62,7 @@ def test_its_bits_and_draws_are_those_of_sums_in_the_documented_order(capacity):
             assert tree.sample(u).tolist() == [levels.draw(one) for one in u.tolist()]
 
 
-def test_a_leaf_of_zero_is_never_drawn_also_where_rounding_leads_to_one():
+def test_a_leaf_of_zero_is_never_drawn_even_with_rounding():
     # 1 + 1e-17 is 1, so that a draw at the far end falls behind the last leaf that counts
     tree = SumTree(64)
     tree.set(torch.tensor([3, 7, 9, 20, 40]), torch.tensor([1e-17, 1.0, 1e-17, 0.1, 1e-17]))

@@ -23,7 +23,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.fixture(params=DEVICES)
 def table_of(request):
-    """Makes a table that gives rows on this device."""
+    """Makes a table whose rows are on this device."""
 
     def table(words=None):
         return HashTable(words=words, device=request.param)
@@ -47,7 +47,7 @@ def same_state(table, before):
     return state.keys() == before.keys() and all(torch.equal(state[n], before[n]) for n in state)
 
 
-def test_equal_hashes_of_unlike_content_get_rows_of_their_own(table_of):
+def test_equal_hashes_of_different_content_get_different_rows(table_of):
     table = table_of(words=2)
     hashes, content = tensor([[7, 0], [7, 0], [7, 0], [8, 0]]), tensor([[1, 1, 1, 1], [2, 3, 2, 2]])
     before = hashes.clone(), content.clone()
@@ -64,15 +64,15 @@ def test_equal_hashes_of_unlike_content_get_rows_of_their_own(table_of):
 @pytest.mark.parametrize("slots", [[62, 63, 63, 63, 0, 0], [5, 5, 6, 5, 7, 5], [63] * 9])
 def test_a_removal_cuts_no_chain_of_equal_homes(table_of, slots):
     hashes = with_home(slots)  # an empty table has 64 slots; the last is followed by the first
-    for gone in range(len(slots)):
+    for removed in range(len(slots)):
         table = table_of()
         table.insert(tensor(hashes))
-        table.remove(tensor([gone]))
-        expected = [-1 if row == gone else row for row in range(len(slots))]
+        table.remove(tensor([removed]))
+        expected = [-1 if row == removed else row for row in range(len(slots))]
         assert table.lookup(tensor(hashes)).tolist() == expected
 
 
-def test_rollback_is_as_if_nothing_had_been_inserted(table_of):
+def test_rollback_undoes_insertions(table_of):
     table = table_of(words=1)
     table.insert(tensor([5, 6, 7]), tensor([[1], [1], [1]]))
     table.remove(tensor([0, 2]))
@@ -92,7 +92,7 @@ def test_rollback_is_as_if_nothing_had_been_inserted(table_of):
         table.rollback(mark)
 
 
-def test_a_table_that_cannot_grow_stays_as_it_was(monkeypatch):
+def test_a_table_that_cannot_grow_is_unchanged(monkeypatch):
     table = HashTable()
     table.insert(torch.arange(10))
 
@@ -155,7 +155,7 @@ def test_mistakes_change_nothing(table_of, kind):
     assert table.insert(tensor([8, 5]), max_size=1).tolist() == [1, 0]  # none is new
 
 
-def test_kernels_are_given_no_other_arrays(table_of):
+def test_kernels_get_no_other_arrays(table_of):
     for words, wrong in [
         (None, lambda t: t.remove(tensor([1]).int())),
         (None, lambda t: t.lookup(torch.ones(2))),
@@ -171,7 +171,7 @@ def test_kernels_are_given_no_other_arrays(table_of):
         assert not len(table)
 
 
-def test_what_it_costs():
+def test_memory_use():
     table = HashTable()
     table.insert(torch.arange(10**6) * GOLDEN.bit_length())
     arrays = (table._slots, table._hashes, table._content, table._free)
@@ -185,7 +185,7 @@ def test_what_it_costs():
     assert table.high == 20 and len(table._slots) == 64
     assert not table._slots[:, 1].any()  # a row in no slot
     table.insert(tensor([5, 6]))
-    table.hashes.share_memory_()  # moves what the tensor holds; the table keeps its own
+    table.hashes.share_memory_()  # moves the tensor's memory; the table keeps its own
     assert table.lookup(tensor([6, 7, 5])).tolist()[1] == -1 and len(table) == 2
 
 
@@ -200,17 +200,17 @@ def expected_groups(values):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_groups_are_those_of_plain_lists(device):
+def test_groups_equal_plain_lists(device):
     numbers = random.Random(0)
-    colliding = with_home([63] * 50)  # numbers of one home are told apart
+    colliding = with_home([63] * 50)  # numbers of one home are distinguished
     batches = [[*colliding, *colliding[::-1]], [4, -1, MOST, LEAST], [5, 6, 5]]
     for n in (0, 1, 2, 3, 4, 5, 8, 16, 17, 33, 100):
         for most in (1, 5, n + 1, 2**62):
             batches.append([numbers.randrange(-most, most) for _ in range(n)])
     for values in batches:
-        given = tensor(values, dtype=torch.int64, device=device)
-        for x in (given, torch.stack([given, given], 1)[:, 0]):
+        input = tensor(values, dtype=torch.int64, device=device)
+        for x in (input, torch.stack([input, input], 1)[:, 0]):
             assert [part.tolist() for part in groups(x)] == expected_groups(values)
-    if device == "cpu":  # values without repetition are given back
+    if device == "cpu":  # values without repetition are returned
         values = tensor([4, -1, MOST, LEAST])
         assert groups(values).distinct is values

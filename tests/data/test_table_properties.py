@@ -20,7 +20,7 @@ KEYS = st.lists(st.tuples(HASHES, st.integers(0, 2), st.integers(0, 1)), max_siz
 
 
 class Model:
-    """What HashTable promises, in lists and a dict."""
+    """HashTable's contract, in lists and a dict."""
 
     def __init__(self):
         self.row_of, self.free, self.high = {}, [], 0
@@ -57,24 +57,24 @@ class Operations(RuleBasedStateMachine):
         self.mark = self.table.mark(), self.model.copy()
 
     def known(self, keys):
-        """Keys as the model knows them: a hash and the words of content that are compared."""
+        """Keys for the model: a hash and the compared words of content."""
         return [key[: 1 + (self.words or 0)] for key in keys]
 
-    def given(self, keys):
-        """Keys as the table wants them."""
+    def query(self, keys):
+        """Keys as arguments of the table."""
         known = torch.tensor(self.known(keys), dtype=torch.int64)
         known = known.reshape(len(keys), 1 + (self.words or 0))
         return (known[:, 0],) if self.words is None else (known[:, 0], known[:, 1:])
 
     @rule(keys=KEYS)
     def lookup(self, keys):
-        assert self.table.lookup(*self.given(keys)).tolist() == self.model.lookup(self.known(keys))
+        assert self.table.lookup(*self.query(keys)).tolist() == self.model.lookup(self.known(keys))
 
     @rule(keys=KEYS)
     def insert(self, keys):
         known = self.known(keys)
         unknown = [key not in self.model.row_of for key in known]
-        rows, is_new = self.table.insert_new(*self.given(keys))
+        rows, is_new = self.table.insert_new(*self.query(keys))
         assert rows.tolist() == self.model.insert(known)
         assert is_new.tolist() == unknown
 
@@ -84,9 +84,9 @@ class Operations(RuleBasedStateMachine):
         new = set(known) - set(self.model.row_of)
         if new and len(self.table) + len(new) > max_size:
             with pytest.raises(CapacityError, match=f"^{len(new)} new rows do not fit"):
-                self.table.insert(*self.given(keys), max_size=max_size)
+                self.table.insert(*self.query(keys), max_size=max_size)
         else:
-            rows = self.table.insert(*self.given(keys), max_size=max_size)
+            rows = self.table.insert(*self.query(keys), max_size=max_size)
             assert rows.tolist() == self.model.insert(known)
 
     @rule(data=st.data())

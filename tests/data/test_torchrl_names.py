@@ -1,4 +1,4 @@
-"""Buffers, storages, writers and maps by the names and signatures that TorchRL's users know."""
+"""Buffers, storages, writers and maps with TorchRL's names and signatures."""
 
 import functools
 import gc
@@ -125,7 +125,7 @@ NOT_OFFERED = [
 ]
 
 
-def test_options_that_are_not_offered_are_refused():
+def test_unsupported_options_are_refused():
     for make, words in NOT_OFFERED:
         with pytest.raises(ValueError, match=words):
             make()
@@ -221,7 +221,7 @@ def test_folders_of_rows(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_temporary_folder_goes_with_its_storage():
+def test_a_temporary_folder_is_removed_with_its_storage():
     storage = LazyMemmapStorage(5)
     storage.extend(items(0, 3))
     folder = storage.folder
@@ -231,7 +231,7 @@ def test_a_temporary_folder_goes_with_its_storage():
     assert not os.path.exists(folder)
 
 
-# ------------------------------------------------------------------------------- the best ones
+# ------------------------------------------------------------------------------- the best items
 
 
 def scored(*scores):
@@ -264,17 +264,17 @@ def test_the_best_items_are_kept(storage):
 
 
 @pytest.mark.parametrize(
-    ("reduction", "kept"),
+    ("reduction", "expected"),
     [("max", [0, 4]), ("min", [1, 2]), ("mean", [1, 4]), ("median", [1, 3]), ("sum", [1, 4])],
 )
-def test_a_rank_of_several_is_reduced(reduction, kept):
+def test_a_rank_with_several_elements_is_reduced(reduction, expected):
     ranks = [[0.0, 9, 0, 0], [4, 4, 4, 1], [3, 3, 3, 3], [5, 5, -9, 6], [0, 0, 8, 8]]
     buffer = best(2, reduction=reduction)
     buffer.extend(TensorDict(score=torch.tensor(ranks), obs=torch.arange(5), batch_size=[5]))
-    assert buffer[:]["obs"].sort().values.tolist() == kept  # what TorchRL keeps
+    assert buffer[:]["obs"].sort().values.tolist() == expected  # what TorchRL keeps
 
 
-def test_mistakes_with_ranks_change_nothing():
+def test_invalid_ranks_change_nothing():
     writer = TensorDictMaxValueWriter()
     buffer, plain = best(2), ReplayBuffer(storage=LazyTensorStorage(2), writer=writer)
     buffer.extend(TensorDict(score=torch.tensor([1.0, 2.0]), batch_size=[2]))
@@ -316,8 +316,8 @@ def test_values_out_of_a_list_are_collated_as_a_list(collate, kind):
     assert pairs[torch.stack([source, source])].batch_size == (2, 5)
 
 
-class Odd(TensorMap):
-    """A map of one's own, of all odd numbers."""
+class OddNumbers(TensorMap):
+    """A custom map that contains all odd numbers."""
 
     clear = __getitem__ = __setitem__ = __len__ = None
 
@@ -325,7 +325,7 @@ class Odd(TensorMap):
         return item % 2 == 1
 
 
-def test_a_map_is_a_tensor_map_and_its_errors_are_those_of_sequences_too():
+def test_a_map_is_a_tensor_map_with_errors_like_those_of_sequences():
     with pytest.raises(TypeError, match="abstract"):
         TensorMap()
     key = TensorDict(x=torch.tensor([1, 2]), batch_size=[2])
@@ -337,10 +337,10 @@ def test_a_map_is_a_tensor_map_and_its_errors_are_those_of_sequences_too():
     for error in (ValueError, IndexError, CapacityError):
         with pytest.raises(error, match="do not fit"):
             full[key] = key
-    assert torch.tensor([5, 3]) in Odd() and torch.tensor([5, 4]) not in Odd()
+    assert torch.tensor([5, 3]) in OddNumbers() and torch.tensor([5, 4]) not in OddNumbers()
 
 
-# ----------------------------------------------------------------- items of unlike shapes
+# ----------------------------------------------------------------- items of different shapes
 
 
 def episode(n, reward=1.0):
@@ -353,7 +353,7 @@ def lengths(items):
     return [len(item) for item in items]
 
 
-def test_a_list_storage_holds_items_of_unlike_shapes(tmp_path):
+def test_a_list_storage_accepts_items_of_different_shapes(tmp_path):
     storage = ListStorage(4)
     storage.extend([episode(2), episode(2)])  # still side by side
     assert type(storage.get([0, 1])) is list and lengths(storage.get([0, 1])) == [2, 2]
@@ -384,7 +384,7 @@ def test_a_list_storage_holds_items_of_unlike_shapes(tmp_path):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_batch_of_unlike_items_is_a_lazy_stack(prefetch):
+def test_a_batch_of_items_of_different_shapes_is_a_lazy_stack(prefetch):
     buffer = buffer_of(ListStorage(9), batch_size=8, prefetch=prefetch, generator=rng())
     buffer.extend([episode(n) for n in (1, 2, 3)])
     batch = buffer.sample()
@@ -399,7 +399,7 @@ def test_a_batch_of_unlike_items_is_a_lazy_stack(prefetch):
     assert len(other) == 3 and (other.sample() == buffer.sample()).all()
 
 
-def test_unlike_items_come_with_their_priorities():
+def test_items_of_different_shapes_have_priorities():
     sampler = PrioritizedSampler(9, alpha=1.0, beta=1.0, eps=0.0)
     buffer = TensorDictReplayBuffer(storage=ListStorage(9), sampler=sampler, batch_size=4)
     found = [TensorDict(obs=torch.zeros(n), td_error=torch.tensor(n - 1.0)) for n in (1, 2)]
@@ -409,7 +409,7 @@ def test_unlike_items_come_with_their_priorities():
     assert len(buffer) == 2
 
 
-def test_unlike_tensors_are_collated_by_the_user():
+def test_tensors_of_different_shapes_need_a_collate_fn():
     buffer = ReplayBuffer(storage=ListStorage(), batch_size=3, collate_fn=list, generator=rng())
     buffer.extend([torch.ones(1), torch.ones(2)])
     assert {len(x) for x in buffer.sample()} == {1, 2}

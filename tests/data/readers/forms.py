@@ -1,4 +1,4 @@
-"""The same episodes in every format that is read: as nested dicts of arrays, and as files."""
+"""The same episodes in every format: as nested dicts of arrays, and as files."""
 
 import gzip
 import json
@@ -119,9 +119,9 @@ def write_parquet_steps(folder, episodes):
 
 @dataclass
 class Format:
-    """One way to have episodes in a file.
+    """A file format of episodes.
 
-    where: number of the episode, its first step in the file, step, column -> what an error says.
+    where: number of the episode, its first step in the file, step, column -> its place in errors.
     """
 
     write: Callable

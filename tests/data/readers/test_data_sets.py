@@ -39,7 +39,7 @@ def write_json(path, value):
 
 
 def write_stream(path, columns, **options):
-    """As `datasets` writes it: the stream format of Arrow, in batches."""
+    """Writes Arrow's stream format in batches, as `datasets` does."""
     table = pa.table(columns)
     with pa.ipc.new_stream(str(path), table.schema, **options) as writer:
         writer.write_table(table, max_chunksize=2)
@@ -60,14 +60,14 @@ def part(start, stop):
 
 
 def check_completed(episodes):
-    """The episodes of STEPS, with what they lack."""
+    """Checks the episodes of STEPS, with completed entries."""
     first, second = episodes
     assert first["obs"].tolist() == STEPS["obs"][:3]
-    # The last step is terminated: its observation stands for the one after it.
+    # The last step is terminated: its observation replaces the next one.
     assert first["next", "obs"].tolist() == [[1.0, 2.0], [2.0, 3.0], [2.0, 3.0]]
     assert first["terminated"].tolist() == [False, False, True]
     assert first["truncated"].tolist() == [False] * 3
-    # What the last step led to is not known, so it is left out.
+    # The next observation of the last step is unknown, so it is left out.
     assert second["obs"].tolist() == [[7.0, 7.0]] and second["action"].tolist() == [1]
     assert second["next", "obs"].tolist() == [[8.0, 8.0]] and second["reward"].tolist() == [5.0]
     assert second["truncated"].tolist() == [True]
@@ -89,7 +89,7 @@ def as_hugging_face(folder):
 
 
 def as_arrow_file(folder):
-    """Parquet's reader takes Arrow's files too, by their first bytes."""
+    """Parquet's reader recognises Arrow's files too, by their first bytes."""
     with pa.ipc.new_file(str(folder / "data.arrow"), pa.table(STEPS).schema) as writer:
         writer.write_table(pa.table(STEPS))
     return read_parquet(folder / "data.arrow", complete=True)
@@ -112,7 +112,7 @@ WRITERS = [as_parquet, as_json_steps, as_hugging_face, as_arrow_file, as_d4rl]
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_what_data_sets_lack_is_completed(write, tmp_path):
+def test_missing_entries_are_completed(write, tmp_path):
     episodes = write(tmp_path)
     check_completed(episodes)
     check_completed(episodes)  # as often as one likes
@@ -123,7 +123,7 @@ FILE_OF |= {as_parquet: "", as_arrow_file: "data.arrow"}
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_path_tells_the_format(write, tmp_path):
+def test_the_format_follows_from_the_path(write, tmp_path):
     write(tmp_path)
     check_completed(read_episodes(tmp_path / FILE_OF[write], complete=True))
     columns = {"actions" if write is as_d4rl else "action": "do"}
@@ -135,7 +135,7 @@ def test_a_path_tells_the_format(write, tmp_path):
             list(read_episodes(tmp_path / FILE_OF[write]))
 
 
-def test_folders_and_ids_tell_the_format(tmp_path, monkeypatch):
+def test_the_format_follows_from_folders_and_ids(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     folder = minari_tables(tmp_path / "toy" / "door-v0")
     for path in (folder, "toy/door-v0"):
@@ -175,7 +175,7 @@ def test_forms_of_saved_data_sets(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../data.arrow", "/etc/passwd", "", 3])
-def test_a_state_leads_to_no_other_folder(tmp_path, name):
+def test_a_state_file_cannot_name_another_folder(tmp_path, name):
     folder = save_to_disk(tmp_path / "saved", part(0, 5))
     write_json(folder / "state.json", {"_data_files": [{"filename": name}]})
     with pytest.raises(MalformedDataError, match="not the name of a file in this folder"):
@@ -230,7 +230,7 @@ def test_lerobot_with_rewards_and_ends_of_a_known_kind(tmp_path):
     assert unknown["reward"].tolist() == [0.5] and not unknown["terminated"].any()
 
 
-def test_what_is_no_lerobot_data_set_is_named(tmp_path):
+def test_folders_without_a_lerobot_data_set_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"meta.info\.json"):
         read_lerobot(tmp_path)
     write_json(tmp_path / "meta" / "info.json", {"codebase_version": "v1.6"})
@@ -271,12 +271,12 @@ def minari_tables(folder, kind="arrow", episodes=2, **changes):
         x = fixed(np.arange(16).reshape(4, 2, 2) + 100 * number)
         observations = pa.StructArray.from_arrays([x, pa.array([0, 1, 2, 3])], ["x", "k"])
         table = pa.table({"observations": observations, **columns})
-        place = folder / "data" / str(number)
-        write_json(place / "metadata.json", {"id": number, "total_steps": 3, "seed": 7})
+        episode_folder = folder / "data" / str(number)
+        write_json(episode_folder / "metadata.json", {"id": number, "total_steps": 3, "seed": 7})
         if kind == "parquet":
-            pq.write_table(table, place / "part-0.parquet")
+            pq.write_table(table, episode_folder / "part-0.parquet")
         else:
-            with pa.ipc.new_file(str(place / "part-0.arrow"), table.schema) as writer:
+            with pa.ipc.new_file(str(episode_folder / "part-0.arrow"), table.schema) as writer:
                 writer.write_table(table)
     return folder
 
@@ -295,7 +295,7 @@ def test_minaris_tables(tmp_path, kind):
     assert [len(episode) for episode in episodes] == [3, 3]
 
 
-def test_minaris_tables_whose_metadata_differ_are_refused(tmp_path):
+def test_minari_tables_with_other_metadata_are_refused(tmp_path):
     with pytest.raises(MalformedDataError, match="it holds 2 episodes, but its metadata says 3"):
         read_minari(minari_tables(tmp_path / "a", total_episodes=3))
     folder = minari_tables(tmp_path / "b")
@@ -320,7 +320,7 @@ def test_d4rl_without_timeouts_or_with_numbers_as_flags(tmp_path):
     check_completed(as_d4rl(tmp_path, terminals=np.array([0.0, 0.0, 1.0, 0.0, 0.0])))
 
 
-def test_d4rl_that_is_malformed_is_refused(tmp_path):
+def test_malformed_d4rl_is_refused(tmp_path):
     for changes, words in [
         ({"terminals": None}, "there is no 'terminated'"),
         ({"rewards": np.zeros(4)}, r"it has \(4,\) rows, but there are 5 steps"),
@@ -341,7 +341,7 @@ def stream(tmp_path):
     return folder, folder / "data-00000-of-00001.arrow"
 
 
-def test_a_small_stream_that_asks_for_a_large_memory_is_refused(stream):
+def test_a_small_stream_that_needs_a_large_memory_is_refused(stream):
     folder, path = stream
     large = {"obs": np.zeros(2**12), "reward": np.zeros(2**12)}
     write_stream(path, large, options=pa.ipc.IpcWriteOptions(compression="zstd"))
@@ -353,7 +353,7 @@ def test_a_small_stream_that_asks_for_a_large_memory_is_refused(stream):
         read_hugging_face(folder)
 
 
-def test_bytes_that_are_changed_or_cut_off_never_end_the_process(stream):
+def test_changed_or_missing_bytes_never_crash_the_process(stream):
     folder, path = stream
     content, rng = path.read_bytes(), np.random.default_rng(0)
     for cut in (10, 100, 300):

@@ -1,4 +1,4 @@
-"""What holds for episodes from every format."""
+"""Properties of episodes from every format."""
 
 import os
 import pickle
@@ -84,10 +84,10 @@ def test_columns_and_their_parts_are_renamed_and_left_out(form, tmp_path):
             form.read(path, columns={"obs": name})
 
 
-def test_done_means_terminated_where_the_caller_says_so(form, tmp_path, monkeypatch):
+def test_done_is_terminated_if_the_caller_maps_it(form, tmp_path, monkeypatch):
     source = [simple(2), simple(4, seed=2)]
     path = form.write(tmp_path, source)
-    # the same file, whose column of ends has the name that others give it
+    # the same file, whose column of ends has another common name
     monkeypatch.setattr("raffia.data.readers.episode.DONE", (form.column("terminated"),))
     flags = {form.column("terminated"): "terminated", form.column("truncated"): None}
     for td, expected in zip(form.read(path, columns=flags), source, strict=True):
@@ -95,7 +95,7 @@ def test_done_means_terminated_where_the_caller_says_so(form, tmp_path, monkeypa
         assert not td["truncated"].any() and td["truncated"].dtype is torch.bool
 
 
-# ------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------ errors
 
 ONES = np.ones(3)
 
@@ -134,7 +134,7 @@ def of(**changes):
 MISSING = r"no \('next', 'obs'\): the observation after the last step is missing"
 FLAG = "one true or false for each step"
 NO_COLUMN = "is a column, so it cannot contain"
-BAD = {  # in any format: what is done to an episode of three steps, and what the error says
+BAD = {  # in any format: the change of an episode of three steps, and the error
     "early end": (ends_early, "the episode ends here, but 1 more of its steps follow"),
     "no end": (never_ends, "neither terminated nor truncated.*truncate_unfinished=True"),
     "no last observation": (lambda s: {**s, "obs": s["obs"][:3]}, MISSING),
@@ -174,7 +174,7 @@ def test_bad_episodes_are_refused(form, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", BAD_WHOLE)
-def test_bad_episodes_in_one_piece_are_refused(whole, tmp_path, kind):
+def test_bad_episodes_with_t_plus_1_observations_are_refused(whole, tmp_path, kind):
     change, words = BAD_WHOLE[kind]
     second = "1" in kind or "2" in kind
     found = error(whole, whole.write(tmp_path, [simple(2)] * second + [change(simple(3))]))
@@ -205,7 +205,7 @@ def test_columns_that_do_not_fit_the_file_are_refused(form, tmp_path):
 
 @pytest.mark.parametrize("name", ["obs", "reward"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused_unless_asked_for(form, tmp_path, name, bad):
+def test_numbers_that_are_not_finite_are_refused_by_default(form, tmp_path, name, bad):
     source = simple(3)
     source[name][1] = bad
     path = form.write(tmp_path, [simple(2), source])
@@ -218,7 +218,7 @@ def test_numbers_that_are_not_finite_are_refused_unless_asked_for(form, tmp_path
     assert torch.equal(td[name].isfinite(), torch.from_numpy(np.isfinite(source[name][:3])))
 
 
-def test_unfinished_episodes_and_odd_columns_can_be_read(form, tmp_path):
+def test_unfinished_episodes_and_unusual_columns_can_be_read(form, tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no (file|folder) .*absent"):
         form.read(tmp_path / "absent")
     if form.read is not read_minari:

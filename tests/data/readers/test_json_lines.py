@@ -1,4 +1,4 @@
-"""Episodes as JSON lines: what a line may hold, what its errors say, and writing them."""
+"""Episodes as JSON lines: forms of lines, errors, and writing."""
 
 import functools
 import gzip
@@ -75,12 +75,12 @@ def second(line, where, why):
 
 
 def entry(name, value, where, why):
-    """A file with an episode one of whose entries is no column."""
+    """A file with an episode that has an invalid column."""
     return [EPISODE | {name: value}, EPISODE], f"line 1, {where}", why
 
 
 def step(line, change, where, why):
-    """A file of steps, at whose line an entry is another one, or is not there."""
+    """A file of steps, in whose line an entry is changed or missing."""
     changed = {k: v for k, v in (STEPS[line] | change).items() if v is not None}
     return [*STEPS[:line], changed, *STEPS[line + 1 :]], where, why
 
@@ -136,21 +136,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("lines", "where", "why"), REFUSED)
-def test_what_is_refused_is_named(tmp_path, lines, where, why):
+def test_errors_name_the_line_and_the_reason(tmp_path, lines, where, why):
     path = write(tmp_path, lines)
     found = error(path)
     assert found.path == str(path) and why in found.why and len(str(found)) < 400
     assert found.where == where or (why == "damaged" and found.where.startswith(where))
 
 
-def test_a_file_is_read_as_far_as_is_asked(tmp_path):
+def test_a_file_is_read_only_as_far_as_needed(tmp_path):
     episodes = iter(read_json_lines(write(tmp_path, [EPISODE, EPISODE, b"{oops\n"])))
     next(episodes), next(episodes)
     with pytest.raises(MalformedDataError, match="line 3, character 2: it is not JSON"):
         next(episodes)
 
 
-def test_a_long_line_is_not_read_unless_asked_for(tmp_path):
+def test_a_long_line_is_read_only_on_request(tmp_path):
     path = write(tmp_path, [EPISODE, EPISODE | {"note": "x" * 10_000}])
     found = error(path, max_line_bytes=1000)
     assert found.where == "line 2" and "longer than 1000 bytes; to read it raise max" in found.why
@@ -158,7 +158,7 @@ def test_a_long_line_is_not_read_unless_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_line_without_end_takes_no_more_memory_than_allowed(tmp_path, zipped):
+def test_an_endless_line_takes_no_more_memory_than_allowed(tmp_path, zipped):
     text = b'{"a": "' + b"x" * 50_000_000
     path = write(tmp_path, [gzip.compress(text, 1) if zipped else text])
     tracemalloc.start()
@@ -187,7 +187,7 @@ def test_one_episode_is_in_memory_at_a_time(tmp_path):
 # ------------------------------------------------------------------------------------------- dtypes
 
 
-def test_whole_numbers_become_fractions_but_not_the_other_way(tmp_path):
+def test_integers_become_floats_but_not_the_reverse(tmp_path):
     whole = EPISODE | {"obs": [[1, 2], [3, 4], [5, 6]]}
     one, other = read_json_lines(write(tmp_path, [EPISODE, whole]))
     assert one["obs"].dtype is other["obs"].dtype is torch.float32
@@ -214,7 +214,7 @@ def test_dtypes_are_chosen(tmp_path):
     assert td["reward"].dtype is torch.float64
 
 
-def test_dtypes_that_do_not_fit(tmp_path):
+def test_invalid_dtypes_are_refused(tmp_path):
     for dtype, value, why in [
         (torch.uint8, [[1], [256], [0]], "256 does not fit torch.uint8"),
         (torch.bool, [[1], [0], [0]], "a number, but the column is torch.bool"),
@@ -274,7 +274,7 @@ def test_files_that_are_written(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_what_could_not_be_read_is_not_written(tmp_path, name):
+def test_episodes_that_could_not_be_read_are_not_written(tmp_path, name):
     (tmp_path / name).write_text("old")
     for bad, why in [
         (container(reward=torch.tensor([0, torch.nan])), "'reward', step 1: it contains nan"),
@@ -292,7 +292,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path, name):
         assert (tmp_path / name).read_text() == "old" and os.listdir(tmp_path) == [name]
 
 
-def test_a_small_compressed_file_that_asks_for_a_large_memory_is_refused(tmp_path):
+def test_a_small_compressed_file_that_needs_a_large_memory_is_refused(tmp_path):
     path = tmp_path / "small.jsonl.gz"
     with gzip.open(path, "wb", compresslevel=9) as file:
         file.write(b'{"obs": [' + b"0, " * 30_000_000 + b"0]}")

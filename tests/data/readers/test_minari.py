@@ -1,4 +1,4 @@
-"""Episodes of Minari's HDF5 layout: what a file may hold, and what is refused in it."""
+"""Episodes of Minari's HDF5 layout: forms of files, and errors."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def fill(group, steps=3, **more):
 
 
 def made(folder, make=lambda file: None, number=1):
-    """The folder of a data set of this many episodes, to whose file `make` does something."""
+    """The folder of a data set of `number` episodes, whose file `make` writes."""
     (folder / "data").mkdir(exist_ok=True)
     with h5py.File(folder / "data" / "main_data.hdf5", "w") as file:
         for i in range(number):
@@ -36,7 +36,7 @@ def made(folder, make=lambda file: None, number=1):
 
 
 def changed(folder, change):
-    """The same folder, the bytes of whose file `change` has changed: (bytes, file) -> bytes."""
+    """The folder with the bytes of its file changed by `change`: (bytes, file) -> bytes."""
     path = folder / "data" / "main_data.hdf5"
     with h5py.File(path) as file:
         raw = change(bytearray(path.read_bytes()), file)
@@ -50,7 +50,7 @@ def error(folder, **options):
     return caught.value
 
 
-def test_episodes_are_counted_indexed_and_gone_through_in_order(tmp_path):
+def test_episodes_are_counted_indexed_and_iterated_in_order(tmp_path):
     def fill_all(file):
         for number in range(12):
             fill(file.create_group(f"episode_{number}"), steps=number + 1)
@@ -93,7 +93,7 @@ def test_arrays_of_any_dtype_and_layout(tmp_path):
     assert td["odd"].tolist() == [True, False, True] and td["reward"].dtype is torch.float64
     assert torch.equal(td["obs", "image", "_index_0"], torch.from_numpy(image[:3]))
     assert torch.equal(td["next", "obs", "image", "_index_1"], torch.from_numpy(image[1:, 0]))
-    # infos go with the observations or with the steps
+    # infos have the length of the observations or of the steps
     assert td["info", "speed"].tolist() == [0, 1, 2] == td["info", "hit"].tolist()
     assert td["next", "info", "speed"].tolist() == [1, 2, 3]
     assert ("next", "info", "hit") not in td.keys(True)
@@ -124,7 +124,7 @@ def test_metadata_and_attributes(tmp_path):
         assert wrong.path.endswith("metadata.json") and why in wrong.why
 
 
-# ------------------------------------------------------------------------------------ what is wrong
+# ------------------------------------------------------------------------------------ errors
 
 
 def not_a_bool(raw, file):
@@ -184,7 +184,7 @@ def test_files_and_folders_of_something_else(tmp_path):
         (["01", "x", "9" * 5000], 0, "it has no group episode_0"),
     ],
 )
-def test_episodes_that_are_not_there(tmp_path, names, total, why):
+def test_missing_episodes_are_refused(tmp_path, names, total, why):
     def add(file):
         for name in names:
             fill(file.create_group(f"episode_{name}"))
@@ -232,7 +232,7 @@ def test_an_attribute_that_is_a_reference(tmp_path):
 
 
 def infos(value):
-    """Adds what stands for `infos`; it may be made of the group."""
+    """Adds a value as `infos`, or the result of a function of the group."""
 
     def add(group):
         group["infos"] = value(group) if callable(value) else value
@@ -300,7 +300,7 @@ NO_ROWS, OBJECT = "it is not an array with a row for each step", "its dtype obje
         (other_bytes, "", "is not UTF-8"),
     ],
 )
-def test_what_is_no_array_of_numbers_in_this_file(tmp_path, add, where, why):
+def test_entries_other_than_arrays_of_numbers_are_refused(tmp_path, add, where, why):
     folder = made(tmp_path, lambda file: add(file["episode_0"]))
     found = error(folder)
     assert found.where == "episode_0" + where and why in found.why

@@ -1,4 +1,4 @@
-"""Episodes from Parquet: what a file may hold, and what its errors say."""
+"""Episodes from Parquet: forms of files, and errors."""
 
 import functools
 import tracemalloc
@@ -60,7 +60,7 @@ def test_a_row_is_a_step_or_an_episode(tmp_path):
     assert not hasattr(by_step, "__len__") and repr(by_step).endswith("data.parquet', 4 steps)")
 
 
-def test_dtypes_are_those_of_the_file(tmp_path):
+def test_dtypes_follow_the_file(tmp_path):
     types = "halffloat float double int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
     columns = {n: pa.array(np.array([0, 1, 1, 0], "f2")).cast(n) for n in types[:3]}
     columns |= {n: pa.array([0, 1, 1, 0], pa.int8()).cast(n) for n in types[3:]}
@@ -85,7 +85,7 @@ def test_all_kinds_of_lists(tmp_path, kind):
         assert other["next", "obs"].tolist() == [[6.0, 7.0], [7.0, 8.0]]
 
 
-def test_structs_names_and_what_is_left_out(tmp_path):
+def test_structs_names_and_left_out_columns(tmp_path):
     obs = [{"x": [1.0, 2.0, 3.0], "more": {"y": [[1], [2], [3]]}}] * 2
     one, _ = read_parquet(write(tmp_path, episodes(obs=obs)))
     assert one["next", "obs", "more", "y"].tolist() == [[2], [3]]
@@ -105,8 +105,8 @@ def test_structs_names_and_what_is_left_out(tmp_path):
         assert "episode" not in one.keys()
 
 
-def test_episodes_may_be_longer_than_what_is_read_at_once(tmp_path):
-    counts = [1, 6000, 3, 2188, 5000, 1]  # 4096 rows are read at once; 8192 steps end an episode
+def test_episodes_may_be_longer_than_a_block(tmp_path):
+    counts = [1, 6000, 3, 2188, 5000, 1]  # 4096 rows are a block; 8192 steps end an episode
     number = np.repeat(np.arange(len(counts)), counts)
     last = np.append(np.diff(number) > 0, True)
     obs = np.arange(len(number))
@@ -166,7 +166,7 @@ def test_bad_rows(tmp_path, columns, change, where, why):
     assert found.where.startswith(where) and why in found.why
 
 
-def test_shapes_that_change_between_what_is_read_at_once(tmp_path):
+def test_shapes_that_change_between_blocks(tmp_path):
     obs = [[1.0, 2.0]] * 4096 + [[1.0]]
     columns = {"episode": [0] * 4097, "obs": obs, "next_obs": obs, "action": [0] * 4097}
     columns |= {"reward": [0.0] * 4097, "terminated": [False] * 4097}
@@ -205,7 +205,7 @@ def test_a_changed_page_is_found_by_its_check_sum(tmp_path):
     assert found.where == "row 0" and "cannot be read (OSError" in found.why
 
 
-def test_a_part_of_the_file_is_in_memory_at_a_time(tmp_path):
+def test_only_a_part_of_the_file_is_in_memory(tmp_path):
     def peak(number):
         table = pa.table(episodes(obs=[np.zeros((3, 10**5)).tolist()] * 2))
         path = write(tmp_path, pa.concat_tables([table] * number), row_group_size=2)
@@ -221,7 +221,7 @@ def test_a_part_of_the_file_is_in_memory_at_a_time(tmp_path):
     assert peak(8) < 1.5 * peak(2)
 
 
-def test_small_files_that_ask_for_a_large_memory_are_refused(tmp_path, monkeypatch):
+def test_small_files_that_need_a_large_memory_are_refused(tmp_path, monkeypatch):
     """Runs of equal values take a few bytes, however many there are."""
     steps, rng = 400_000, np.random.default_rng(0)
     last = np.arange(steps) == steps - 1
@@ -268,7 +268,7 @@ def test_a_folder_of_files_is_read_as_one_file(tmp_path, columns, cuts):
     assert repr(reader).endswith(f"shards', {rows})")
 
 
-def test_files_of_a_folder_are_alike_and_their_episodes_stand_together(tmp_path):
+def test_files_of_a_folder_must_have_equal_columns_and_contiguous_episodes(tmp_path):
     folder = write_shards(tmp_path / "a", pa.table(steps()), [2])
     pq.write_table(pa.table(steps(action=[0.5, 1.5, 2.5, 3.5])), folder / "part-20.parquet")
     found = error(folder)
