@@ -8,7 +8,7 @@ import operator
 import pytest
 import torch
 
-from raffia import NonTensorData, TensorDict, TensorDictParams, lazy_stack
+from raffia import NonTensorData, TensorDict, TensorDictParams, lazy_stack, tensorclass
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import BATCH, each, every_kind, is_lazy, is_rows, leaves
 
@@ -577,3 +577,40 @@ def test_integers_beside_a_gradient():
         assert torch.equal(got["w"], function(td["w"])) and got["w"].requires_grad
 
     each([*calls, lambda x: x.clamp(0, 1), lambda x: x.maximum(x)], check)
+
+
+@pytest.mark.parametrize("wrap", [lambda td: td, lambda td: lazy_stack(list(td.unbind(0)))])
+def test_what_holds_no_tensors_may_be_in_one_operand_only(wrap):
+    def plain():
+        return wrap(TensorDict(a=torch.ones(2), batch_size=[2]))
+
+    texts = wrap(TensorDict(a=torch.ones(2), s="x", n={"t": "y", "e": {}}, batch_size=[2]))
+    calls = [lambda x, y: x + y, lambda x, y: x.lerp(y, 0.5), lambda x, y: x.addcmul(y, y)]
+    calls += [lambda x, y: x.clamp(y, y), lambda x, y: x.clone().mul_(y)]
+    calls += [lambda x, y: x.where(torch.tensor([True, False]), y)]
+
+    def check(call):
+        want = call(plain(), plain())["a"]
+        for td in (call(texts, plain()), call(texts, texts)):
+            assert torch.equal(td["a"], want) and td["s"] == texts["s"] and td["n", "t"]
+        assert torch.equal(call(plain(), texts)["a"], want)
+
+    each(calls, check)
+    assert list((plain() + texts).keys()) == ["a"]
+    other = texts.replace({"b": torch.ones(2)})
+    for left, right in ((plain(), other), (other, plain()), (texts, other), (other, texts)):
+        with pytest.raises(KeyError, match=r"mismatch.*'b'"):
+            left + right
+    with pytest.raises(KeyError, match="mismatch"):
+        operator.eq(texts, plain())  # a comparison is of everything
+
+
+def test_a_typed_container_and_a_plain_one_of_its_tensors():
+    @tensorclass
+    class Point:
+        x: torch.Tensor
+        label: str = "label"
+
+    point, plain = Point(torch.ones(2), batch_size=[2]), TensorDict(x=torch.ones(2), batch_size=[2])
+    assert (point + plain).x.tolist() == [2, 2] and (point + plain).label == "label"
+    assert (plain + point)["x"].tolist() == [2, 2]

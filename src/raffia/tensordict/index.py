@@ -13,7 +13,7 @@ from raffia.tensordict import dim_names, kinds, shape
 from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import Container, Names, Node
+from raffia.tensordict.node import Container, Names, Node, has_tensors
 from raffia.tensordict.views import paired
 
 _SCALAR = torch.zeros((), dtype=torch.bool)
@@ -406,12 +406,15 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
     for name in dict.fromkeys([*mine, *theirs]):
         a, b = mine.get(name), theirs.get(name)
         if a is None or b is None:
+            there: Any = a if b is None else b
+            if not has_tensors(there):
+                entries[name] = there
+                continue
             if pad is None:
                 raise KeyError(
                     f"where: only one of the two containers has {name!r}; pass pad=value to use "
                     "that value for the other"
                 )
-            there: Any = a if b is None else b
             filler = (
                 there._map(lambda leaf: torch.full_like(leaf, pad))
                 if isinstance(there, Node)

@@ -485,9 +485,15 @@ class LazyWrites(LazyKeys):
         return updates.update_at_(self, source, idx, clone, **o)
 
     def _differs_by_member(self, source: Any) -> bool:
-        """Whether entries can't be written through stacked ones: not all members have them."""
+        """Whether entries can't be written through stacked ones: not all members have them.
+
+        An `UnbatchedTensor` is one for all members, so it is written through stacked ones.
+        """
         if isinstance(source, LazyWrites):
-            return not source._is_data()
+            leaves = [leaf for td in source.tensordicts for leaf in td.values(True, True)]
+            return not source._is_data() and not any(
+                [isinstance(x, UnbatchedTensor) for x in leaves]
+            )
         return not all([entries.contains(self, key) for key, _ in updates.pairs_of(source)])
 
     def _update_members_at(self, source: Any, idx: Any, clone: bool, **o: Any) -> Self:

@@ -199,6 +199,11 @@ class ValueNode(Node):
         return True
 
 
+def has_tensors(entry: Any) -> bool:
+    """Whether an entry is a tensor, or a container with one in it; a text, for one, is not."""
+    return not isinstance(entry, Node) or bool(entry._leaves([]))
+
+
 def hold(node: Any) -> None:
     """Note that a container holds a node."""
     if node._held is not True:

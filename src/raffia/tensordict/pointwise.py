@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import kinds
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, Node, has_tensors
 from raffia.tensordict.unbatched import UnbatchedTensor
 
 UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p
@@ -62,7 +62,8 @@ def rebuilt(td: Container, leaves: Iterable[Any]) -> Container:
 def paired(mine: Any, theirs: Any, out: list[Any], exact: bool) -> None:
     """Append the leaves of `theirs` that stand at the keys of `mine`.
 
-    exact: KeyError also if `theirs` has keys that `mine` has not.
+    exact: KeyError also if `theirs` has keys that `mine` has not. What holds no tensors, such as a
+        text, may be in one of them only.
     """
     if mine.__class__ is kinds.SubTensorDict:  # its leaves are those of what it reads
         mine = mine._rows()
@@ -75,12 +76,14 @@ def paired(mine: Any, theirs: Any, out: list[Any], exact: bool) -> None:
             paired(a, b, out, exact)
             continue
         left, right = a._entries(), b._entries()
-        if exact and len(left) != len(right):
-            raise key_mismatch(left, right)
+        same_keys = len(left) == len(right)
         for name, value in left.items():
             other = right.get(name)
             if other is None:
-                raise key_mismatch(left, right)
+                if has_tensors(value):
+                    raise key_mismatch(left, right)
+                same_keys = False
+                continue
             if isinstance(value, UnbatchedTensor):
                 out.append(other._plain_tensor() if isinstance(other, UnbatchedTensor) else other)
             elif isinstance(value, Node):
@@ -88,6 +91,9 @@ def paired(mine: Any, theirs: Any, out: list[Any], exact: bool) -> None:
                     paired(value, other, out, exact)
             else:
                 out.append(other)
+        if exact and not same_keys:
+            if any([name not in left and has_tensors(value) for name, value in right.items()]):
+                raise key_mismatch(left, right)
 
 
 def broadcast_parts(stack: Any, other: Any) -> Sequence[Any]:
