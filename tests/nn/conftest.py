@@ -6,9 +6,9 @@ from torch.distributions import Distribution
 
 @pytest.fixture(autouse=True)
 def checks_of_distributions(request):
-    """Importing torch._dynamo switches them off for good, as it can't follow them.
+    """Importing torch._dynamo switches them off permanently, as it cannot trace them.
 
-    Tests share a process; each finds the checks on, but those that compile.
+    Tests share a process; the checks are on in each test that does not compile.
     """
     before = Distribution._validate_args
     compiles = any(word in request.node.nodeid for word in ("compil", "export", "dynamo"))
@@ -19,7 +19,7 @@ def checks_of_distributions(request):
 
 @pytest.fixture
 def in_threads():
-    """Run `work(i)` in eight threads at once; what one raises is raised here."""
+    """Runs `work(i)` in eight threads concurrently, and raises their errors."""
 
     def run(work):
         with ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""What tests of keyed modules share: small functions, containers of numbers, ways to call."""
+"""Helpers of tests of keyed modules: small functions, containers of numbers, forms of calls."""
 
 import torch
 from torch import nn
@@ -33,14 +33,14 @@ def fail(x, *_):
 
 
 class Scale(nn.Module):
-    """Keeps the keywords of its last call."""
+    """Stores the keywords of its last call."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, *args, **kwargs):
-        self.seen = kwargs
+        self.last_kwargs = kwargs
         return sum(x for x in args if x is not None) * self.weight
 
     def encode(self, x, *, scale=1.0):
@@ -89,12 +89,12 @@ def call(module, form, entries=NUMBERS):
         out = module(td)
         assert out is td
         return {key: v for key, v in read(td).items() if entries.get(key) != v}
-    given = [td[key] for key in module.in_keys]
+    tensors = [td[key] for key in module.in_keys]
     if form == "keywords":
         names = ["_".join(key) if isinstance(key, tuple) else key for key in module.in_keys]
-        out = module(**dict(zip(names, given, strict=True)))
+        out = module(**dict(zip(names, tensors, strict=True)))
     else:
-        out = module(*given)
+        out = module(*tensors)
     keys = [key for key in module.out_keys if key != "_"]
     out = out if isinstance(out, tuple) else (out,)
     found = TensorDict(dict(zip(keys, out, strict=True)))
@@ -110,7 +110,7 @@ def text(caught):
 
 
 def counting_backend():
-    """A backend for `compile`, and the graphs that it was given."""
+    """A backend for `compile`, and the list of its graphs."""
     graphs = []
 
     def backend(graph, example):

@@ -56,7 +56,7 @@ def test_activations_are_copies():
 
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (5, 4), (7, 8)])
-def test_a_block_of_stride_2_makes_n_into_half_rounded_up(norm_type, size):
+def test_a_block_of_stride_2_halves_n_rounded_up(norm_type, size):
     block = ResidualBlock((3, *size), 5, stride=2, norm_type=norm_type)
     half = [-(-n // 2) for n in size]
     assert block(torch.randn(2, 3, *size)).shape == (2, 5, *half)
@@ -67,7 +67,7 @@ def test_a_block_adds_its_input():
     nn.init.zeros_(block.conv2[0].weight)
     x = torch.randn(2, 3, 4, 5)
     assert torch.equal(block(x), x.relu())
-    assert (x < 0).any()  # an activation in place did not reach the caller's tensor
+    assert (x < 0).any()  # an in-place activation did not change the caller's tensor
 
 
 def test_a_block_of_other_channels_needs_a_stride():

@@ -1,4 +1,4 @@
-"""Keyed modules go through torch.compile whole, once, and give what they give without it."""
+"""Keyed modules compile as one graph, once, and give the same results as without."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def tree(td):
 
 
 def whole(function, *make, backend="eager", close=assert_close):
-    """Compile a function, compare it with itself, and call it again without a new compilation.
+    """Compiles a function, compares it with itself, and calls it again without a new compilation.
 
     make: functions that make its arguments.
     """
@@ -243,7 +243,7 @@ def test_interaction_types_and_draws():
 # --- parameters ---------------------------------------------------------------------------------
 
 
-def test_modes_and_shapes_are_seen():
+def test_changed_modes_and_shapes_are_noticed():
     module = keyed(nn.Dropout(0.999), ["x"], ["y"])
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     assert compiled(torch.ones(64, T)).mean() != 1
@@ -259,7 +259,7 @@ def test_modes_and_shapes_are_seen():
 # --- state --------------------------------------------------------------------------------------
 
 
-def test_skip_existing_can_be_switched_off_within_and_says_why_not_on():
+def test_skip_existing_can_be_switched_off_within_and_refuses_to_be_switched_on():
     module = linear()
 
     def function(td, mode):

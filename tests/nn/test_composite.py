@@ -1,4 +1,4 @@
-"""Composite distributions: against torch.distributions, sums by hand, and what mistakes say.
+"""Composite distributions: against torch.distributions, sums by hand, and errors.
 
 That any composite is its parts is a property in test_properties.py.
 """
@@ -62,7 +62,7 @@ def deep_keys(td):
     return set(td.keys(True, True))
 
 
-# What it is
+# Types
 
 
 def test_is_a_distribution_and_a_mapping():
@@ -209,7 +209,7 @@ def test_log_prob_composite():
     assert (made.log_prob_key, made.entropy_key) == ("lp", "h")
 
 
-def test_a_member_with_a_joint_method_is_asked_once():
+def test_a_member_with_a_joint_method_is_called_once():
     class Sure(d.Normal):
         def sample_and_log_prob(self, shape=()):
             return self.loc, torch.full_like(self.loc, 7.0)
@@ -261,7 +261,7 @@ def test_entropies_without_a_formula_are_estimated_from_draws(make, exact):
     assert normals().entropy(0)["x_entropy"].shape == (B,)  # none needed here
 
 
-def test_an_estimate_for_what_has_no_rsample_has_its_gradient():
+def test_an_estimate_without_rsample_has_a_gradient():
     # H(p) = -p log p - q log q, H' = log(q / p).
     class Coin(d.Bernoulli):
         def entropy(self):
@@ -293,7 +293,7 @@ def test_cdf_and_icdf_write_into_the_sample():
     assert_close(sample["y_cdf"], torch.tensor([below, 1 - below]))
     assert_close(sample["y_icdf"], sample["y"])
     half = TensorDict(x_cdf=torch.full((B,), 0.5), y_cdf=torch.full((B,), 0.5), batch_size=[B])
-    assert dist.icdf(half)["y_icdf"].tolist() == [2.0, 3.0]  # levels that are there
+    assert dist.icdf(half)["y_icdf"].tolist() == [2.0, 3.0]  # existing levels
     sample = dist.icdf(TensorDict(x=torch.ones(B), y=torch.zeros(B), batch_size=[B]))
     assert_close(sample["x_icdf"], torch.ones(B))
     assert "x_cdf" not in sample
@@ -304,7 +304,7 @@ def test_cdf_and_icdf_write_into_the_sample():
 # The setting
 
 
-def test_the_setting_as_block_decorator_and_for_good(monkeypatch):
+def test_the_setting_as_block_as_decorator_and_permanently(monkeypatch):
     monkeypatch.delenv("COMPOSITE_LP_AGGREGATE", raising=False)
     assert composite_lp_aggregate() is False and composite_lp_aggregate(nowarn=True) is False
     with set_composite_lp_aggregate():
@@ -322,7 +322,7 @@ def test_the_setting_as_block_decorator_and_for_good(monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "value"), [("True", True), ("0", False)])
-def test_the_environment_decides_where_nothing_is_set(monkeypatch, text, value):
+def test_the_environment_variable_is_the_default(monkeypatch, text, value):
     monkeypatch.setenv("COMPOSITE_LP_AGGREGATE", text)
     assert composite_lp_aggregate() is value
     with set_composite_lp_aggregate(not value):
@@ -332,7 +332,7 @@ def test_the_environment_decides_where_nothing_is_set(monkeypatch, text, value):
         composite_lp_aggregate()
 
 
-# What mistakes say
+# Errors
 
 
 def made(names=NAMES, params=None, **options):

@@ -1,4 +1,4 @@
-"""Functions and keyed modules as CUDA graphs; the recording is played by a twin without a GPU."""
+"""Functions and keyed modules as CUDA graphs; without a GPU a twin simulates the recording."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ B, A = 2, 3
 
 
 class Twin:
-    """Stands for a GPU's streams: a replay runs the function anew into the recorded output."""
+    """Stands for a GPU's streams: a replay runs the function again into the recorded output."""
 
     def __init__(self):
         self.log = []
@@ -46,7 +46,7 @@ class Twin:
 
 
 def plain(module, **options):
-    """As it is without a GPU."""
+    """The plain version, as without a GPU."""
     if torch.cuda.is_available():
         return CudaGraphModule(module, **options)
     with pytest.warns(UserWarning, match="no GPU"):
@@ -74,7 +74,7 @@ def test_a_function_without_a_gpu_is_called():
         graph(torch.zeros(A, requires_grad=True))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is available")
 def test_a_keyed_module_without_a_gpu_is_called():
     graph = plain(plus())
     td = TensorDict(x=torch.zeros(A))
@@ -104,17 +104,17 @@ def test_keys_of_the_module_go_first():
 @pytest.mark.parametrize("warmup", [1, 4])
 def test_calls_of_a_function(warmup):
     graph = graphed(lambda x, pair: (x + pair[0], x * pair[1]), warmup=warmup)
-    kept = []
+    results = []
     for i in range(6):
         x = torch.full((A,), float(i))
-        kept.append((i, graph(x, (x, torch.tensor(10.0)))))
-    for i, (total, product) in kept:  # outputs are copies: later calls don't change them
+        results.append((i, graph(x, (x, torch.tensor(10.0)))))
+    for i, (total, product) in results:  # outputs are copies: later calls don't change them
         assert total.tolist() == [2.0 * i] * A and product.tolist() == [10.0 * i] * A
     replays = ["replay"] * (6 - warmup + 1)
     assert graph._card.log == ["warm"] * (warmup - 1) + ["record", *replays]
 
 
-def test_arguments_of_a_function_that_a_graph_does_not_know():
+def test_new_forms_of_arguments_of_a_function():
     graph = graphed(lambda x, k, options: x + k, warmup=1)
     x = torch.zeros(A)
     graph(x, 1, {"a": x})
@@ -147,7 +147,7 @@ def test_calls_of_a_keyed_module():
     assert (y == 2).all() and (x == 3).all()
 
 
-def test_containers_that_a_graph_does_not_know():
+def test_new_forms_of_containers():
     def td(*shape, key="x", **options):
         return TensorDict({key: torch.zeros(B, *shape)}, **options)
 
@@ -219,6 +219,6 @@ def test_a_graph_on_a_gpu_computes_what_the_function_does():
         CudaGraphModule(lambda x: x, warmup=1)(torch.ones(1))
 
 
-def test_the_twin_stands_for_what_the_card_does():
+def test_the_twin_equals_a_graph_on_a_gpu():
     names = {name for name in vars(cudagraphs.Card) if not name.startswith("_")}
     assert names == {name for name in vars(Twin) if not name.startswith("_")}

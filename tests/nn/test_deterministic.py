@@ -1,4 +1,4 @@
-"""The value of a distribution where nothing is drawn, as a composite distribution shows it."""
+"""The deterministic value of a distribution, as a composite distribution gives it."""
 
 import warnings
 
@@ -26,7 +26,7 @@ class Shifted(d.Normal):
 
 
 def stick_breaking(loc):
-    """Sticks broken off: sigmoid(loc_k - log(number of pieces left)), then what is left."""
+    """Sticks broken off: sigmoid(loc_k - log(number of pieces left)), then the rest."""
     first = torch.sigmoid(loc[0] - torch.tensor(2.0).log())
     second = (1 - first) * torch.sigmoid(loc[1])
     return torch.stack([first, second, 1 - first - second])
@@ -130,7 +130,7 @@ def test_an_unknown_class_gives_mean_or_mode_and_a_warning(dist, expected, stati
         assert value(dist).tolist() == expected
 
 
-ERRORS = [  # a distribution, how it is asked, the error, and words of it
+ERRORS = [  # a distribution, the call, the error, and part of its message
     (d.LKJCholesky(3, 0.5), value, RuntimeError, "set_interaction_type.'random'"),
     (d.Independent(d.LKJCholesky(3, HALF), 1), value, RuntimeError, "LKJCholesky|Independent"),
     (squashed(), value, NotImplementedError, "has no deterministic_sample"),
@@ -141,8 +141,8 @@ ERRORS = [  # a distribution, how it is asked, the error, and words of it
 
 
 @pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_what_has_no_value(row):
-    """A module answers a NoMeanError by averaging draws, and no other error."""
+def test_distributions_without_a_deterministic_value(row):
+    """A module averages draws after a NoMeanError, and after no other error."""
     dist, ask, kind, words = ERRORS[row]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the error says it all, with or without a warning before

@@ -62,18 +62,18 @@ def dispatching(ins, outs, func=lambda td, x: td.set("out", x + 1), **options):
     return Made()
 
 
-# --- ways to call -------------------------------------------------------------------------------
+# --- forms of calls -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [Bare, Inherited])
 @pytest.mark.parametrize(
     "kwargs, result", [({}, 21), ({"scale": 3.0, "shift": 2.0, "more": 3}, 65)]
 )
-def test_ways_to_call(make, kwargs, result):
+def test_forms_of_calls(make, kwargs, result):
     module, calls = make(), []
     module.register_forward_hook(lambda m, args, out: calls.append(out))
     td = TensorDict({"a": one, "n": {"b": two}})
-    given = {"a": one, "n_b": two}
+    arguments = {"a": one, "n_b": two}
     out = [
         module(one, two, **kwargs),
         module(n_b=two, a=one, **kwargs),
@@ -85,7 +85,7 @@ def test_ways_to_call(make, kwargs, result):
     for got in out:
         assert got.tolist() == [result] * T
     assert set(module.rest) == set(kwargs) - {"scale", "shift"}
-    assert module(td) is td and calls[0] is out[0] and set(given) == {"a", "n_b"}
+    assert module(td) is td and calls[0] is out[0] and set(arguments) == {"a", "n_b"}
     assert module(one, two, 3.0).tolist() == [63] * T
     assert make()(torch.ones(B, T), torch.ones(B, 1)).shape == (B, T)
 
@@ -132,16 +132,16 @@ OPTIONS = [  # a dispatching module, the keywords of a call, the batch size of o
 
 @pytest.mark.parametrize("row", range(len(OPTIONS)))
 def test_options(row):
-    module, given, batch_size = OPTIONS[row]
-    assert_close(module(**given), two)
-    if "tensordict" not in given:  # there the first argument is taken for the container
-        assert_close(module(*given.values()), two)
+    module, arguments, batch_size = OPTIONS[row]
+    assert_close(module(**arguments), two)
+    if "tensordict" not in arguments:  # there the first argument is taken for the container
+        assert_close(module(*arguments.values()), two)
     if batch_size is not None:
-        module(*[torch.ones(B, 1)] * len(given))
+        module(*[torch.ones(B, 1)] * len(arguments))
         assert module.batch_size == batch_size
 
 
-def test_what_is_decorated():
+def test_decorated_methods_and_functions():
     class Coder(TensorDictModuleBase):
         in_keys, out_keys = ["x"], ["y"]
         reads = [("n", "b"), "a"]
@@ -232,7 +232,7 @@ KEYED = [  # a module, the arguments and keywords of a call, and its result
     (M(lambda d: d["a"] + d["b"], ["d"], ["z"]), (), {"d": {"a": one, "b": one}}, two),
     (M(lambda x: x + 1, ["x"], ["z"]), (), {"x": one.numpy()}, two),
     (M(lambda x: x + 1, ["tensordict_out"], ["z"]), (one,), {}, two),
-    (M(pair, ["a_b", ("a", "b")], ["u", "v"]), (one, two), {}, (one, two)),  # joined alike
+    (M(pair, ["a_b", ("a", "b")], ["u", "v"]), (one, two), {}, (one, two)),  # equal when joined
     (M(pair, ["x", "y"], ["u", "v"]), (one, two[:1]), {}, (one, two[:1])),  # shapes differ
     (M(lambda x: x * 2, ["x"], ["x"]), (nn.Parameter(one),), {}, two),
 ]

@@ -49,7 +49,7 @@ def test_mappings_are_found_by_name():
         add_custom_mapping("test_shifted", lambda x, more=more: x + more)
         assert mappings("test_shifted")(torch.tensor(1.0)) == 1 + more
     assert NormalParamExtractor("test_shifted")(torch.ones(4))[1].tolist() == [3, 3]
-    add_custom_mapping("biased_softplus_77", torch.exp)  # it goes before the parsed name
+    add_custom_mapping("biased_softplus_77", torch.exp)  # it takes precedence over the parsed name
     assert mappings("biased_softplus_77")(torch.tensor(0.0)) == 1
 
 
@@ -58,7 +58,7 @@ def test_softplus_and_its_inverse():
     assert_close(nn.functional.softplus(inv_softplus(bias)), bias)
     number = inv_softplus(1.0)
     assert isinstance(number, float) and number == pytest.approx(math.log(math.e - 1), rel=1e-6)
-    assert inv_softplus(0.0) == pytest.approx(math.log(1e-6), abs=1e-5)  # where there is none
+    assert inv_softplus(0.0) == pytest.approx(math.log(1e-6), abs=1e-5)  # which has no inverse
     assert inv_softplus(-3.0) == inv_softplus(0.0)
     assert inv_softplus(800.0) == 800.0 and inv_softplus(torch.tensor(100.0)) == 100.0
     f = biased_softplus(3.0, 0.2)
@@ -171,8 +171,8 @@ def test_one_hot_agrees_with_torch():
     theirs = D.OneHotCategorical(logits=logits)
     for ours in (OneHotCategorical(logits), OneHotCategorical(probs=logits.softmax(-1))):
         for value in (theirs.sample((5,)), theirs.enumerate_support()):
-            for given in (value, value.long(), value.bool()):
-                assert_close(ours.log_prob(given), theirs.log_prob(value))
+            for form in (value, value.long(), value.bool()):
+                assert_close(ours.log_prob(form), theirs.log_prob(value))
         for name in ("entropy", "enumerate_support"):
             assert_close(getattr(ours, name)().to(F64), getattr(theirs, name)())
         for name in ("mode", "probs", "logits", "mean", "variance"):
@@ -226,7 +226,7 @@ def test_one_hot_gradients():
 # -- TruncatedNormal
 
 EASY = [(0.0, 1.0, -1.0, 1.0), (0.3, 0.5, -1.0, 2.0), (1.5, 1.0, -1.0, 1.0), (0.0, 1.0, 0.0, 2.0)]
-# Far out, hardly bent, at a bound, without bounds: where the formulas in closed form break.
+# Far in the tail, nearly flat, at a bound, without bounds: cases that break closed formulas.
 HARD = [
     (50.0, 1.0, -1.0, 1.0),
     (-9.0, 0.1, -1.0, 1.0),

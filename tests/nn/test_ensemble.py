@@ -1,4 +1,4 @@
-"""EnsembleModule: copies of a keyed module with parameters of their own, run as one by vmap."""
+"""EnsembleModule: copies of a keyed module with separate parameters, run as one by vmap."""
 
 import copy
 import warnings
@@ -113,11 +113,11 @@ def test_equals_separate_modules(name, num_copies):
     key, td = ensemble.out_keys[-1], inputs().set("reward", torch.ones(B)).set("task", "walk")
     td["x"].requires_grad_()
     td.lock_()
-    given = {*td.keys(True, True)}
+    keys = {*td.keys(True, True)}
     result = ensemble(td)
-    assert result is not td and {*td.keys(True, True)} == given and td.is_locked
+    assert result is not td and {*td.keys(True, True)} == keys and td.is_locked
     assert result.batch_size == (num_copies, B) and result["task"] == "walk"
-    assert {*result.keys(True, True)} == {*given, *ensemble.out_keys}
+    assert {*result.keys(True, True)} == {*keys, *ensemble.out_keys}
     apart = list(members(ensemble, module)) if before else [module] * num_copies
     if before:
         own = Ensemble(module, num_copies, expand_input=False)
@@ -140,7 +140,7 @@ def test_equals_separate_modules(name, num_copies):
         assert after[path] is param and torch.equal(param, value) and param.grad is None
 
 
-def test_ensembles_in_each_other():
+def test_nested_ensembles():
     td, outer = inputs(), Ensemble(Ensemble(linear(), num_copies=3), num_copies=N)
     weight, bias = (outer.params_td["params_td", "module", k] for k in ("weight", "bias"))
     flat = weight.flatten(0, 1)
@@ -150,7 +150,7 @@ def test_ensembles_in_each_other():
     assert_close(outer(td)["y"], expected)
 
 
-def test_the_module_given_is_whole_again_after_an_error():
+def test_the_wrapped_module_is_restored_after_an_error():
     def fail(x):
         raise RuntimeError("not today")
 
@@ -187,7 +187,7 @@ def test_parameters_are_stacked_under_the_structure_of_the_module():
     assert "Linear(in_features=3" in shown and "params_td" in shown
 
 
-def test_each_copy_is_drawn_anew():
+def test_each_copy_has_new_initial_parameters():
     module = mlp()
     ensemble = Ensemble(module, num_copies=N)
     for name, param in module.named_parameters():
@@ -201,7 +201,7 @@ def test_each_copy_is_drawn_anew():
     assert layer.reset_parameters.call_count == N
 
 
-def test_layers_with_another_reset_or_none():
+def test_layers_with_a_custom_reset_or_none():
     module = keyed(Scale())
     with pytest.warns(UserWarning, match="no layer of TensorDictModule has a reset_parameters"):
         ensemble = Ensemble(module, num_copies=N)
@@ -230,7 +230,7 @@ def test_dropout_differs_between_copies_and_stops_in_eval():
     assert ensemble.train().module.training
 
 
-def test_batch_norm_statistics_are_kept_for_each_copy():
+def test_batch_norm_statistics_are_separate_for_each_copy():
     net = nn.Sequential(nn.Linear(T, A), nn.BatchNorm1d(A))
     ensemble, td = Ensemble(keyed(net), num_copies=N), inputs(8)
     assert len(list(ensemble.named_buffers())) == 3
@@ -274,12 +274,12 @@ def test_reset_parameters_recursive(of):
     ensemble.params_td.data.zero_()
     before = {name: p.detach().clone() for name, p in own.items()}
     if of == "others":
-        given = ensemble.params_td.data.clone()
-        new = ensemble.reset_parameters_recursive(given)
+        values = ensemble.params_td.data.clone()
+        new = ensemble.reset_parameters_recursive(values)
         assert new.batch_size == (N,) and all((own[k] == v).all() for k, v in before.items())
         for key, leaf in new.items(True, True):
             assert leaf.requires_grad and leaf.is_leaf
-            assert leaf.data_ptr() == given[key].data_ptr()
+            assert leaf.data_ptr() == values[key].data_ptr()
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""What becomes of values that are no tensors, on their way in and out of a container."""
+"""Values other than tensors as inputs and outputs of keyed modules."""
 
 from collections import namedtuple
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def inputs():
 
 
 def written(value):
-    """What stands in the container after a module gave `value` as its second output."""
+    """The entry in the container after a module returned `value` as its second output."""
     return TensorDictModule(lambda x: (x, value(x)), ["x"], ["_", "y"])(inputs())["y"]
 
 

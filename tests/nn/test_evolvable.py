@@ -1,4 +1,4 @@
-"""A network whose form is data: what is there, what is not, and many of unlike forms in one."""
+"""A network whose form is data: active and inactive weights, and networks of different forms."""
 
 import copy
 
@@ -25,20 +25,20 @@ def inputs(seed=1, *shape):
 
 
 def plainly(network, x):
-    """What the parts that are there compute, each by itself."""
+    """The same outputs from the active parts alone."""
     x = network.embed(x)
     act = ACTIVATIONS[NAMES[int(network.activation)]]
     for layer in range(len(network.layer_gate)):
         if network.layer_gate[layer]:
-            there = network.width_mask[layer].bool()
-            inner = act(x @ network.inner_weight[layer, there].T + network.inner_bias[layer, there])
-            x = x + inner @ network.outer_weight[layer][:, there].T + network.outer_bias[layer]
+            on = network.width_mask[layer].bool()
+            inner = act(x @ network.inner_weight[layer, on].T + network.inner_bias[layer, on])
+            x = x + inner @ network.outer_weight[layer][:, on].T + network.outer_bias[layer]
     return network.out(x)
 
 
 @pytest.mark.parametrize("activation", NAMES)
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_it_computes_what_is_there(activation, num_layers):
+def test_outputs_come_from_the_active_parts(activation, num_layers):
     network = network_of(activation=activation, num_layers=num_layers).double()
     x = inputs().double()
     torch.testing.assert_close(network(x), plainly(network, x))
@@ -48,7 +48,7 @@ def test_it_computes_what_is_there(activation, num_layers):
     torch.testing.assert_close(network(x), plainly(network, x))
 
 
-def test_what_is_not_there_neither_tells_nor_learns():
+def test_inactive_weights_have_no_effect_and_no_gradients():
     network, other = network_of(num_layers=2), network_of(num_layers=2)
     dead = network.width_mask == 0
     assert dead.sum() == 2 * 1 + N
@@ -66,7 +66,7 @@ def test_what_is_not_there_neither_tells_nor_learns():
     assert not network.outer_bias.grad[2].any() and network.outer_bias.grad[:2].all()
 
 
-def test_unlike_forms_are_one_program():
+def test_networks_of_different_forms_are_one_program():
     networks = [network_of(seed, num_layers=1 + seed % L, num_nodes=1 + seed,
                            activation=NAMES[seed]) for seed in range(5)]  # fmt: skip
     x = inputs()
@@ -102,7 +102,7 @@ def test_activations_by_number(name):
     assert slope.isfinite().all()  # nor is it of those that are not chosen
 
 
-def test_the_form_at_the_start():
+def test_the_initial_form():
     network = network_of(num_layers=2, num_nodes=4, activation="elu")
     assert network.num_nodes == [4, 4, 0]
     assert network.layer_gate.tolist() == [1, 1, 0] and NAMES[int(network.activation)] == "elu"
@@ -117,7 +117,7 @@ def test_the_form_at_the_start():
     assert largest.num_nodes == [N] * L
 
 
-def test_weights_are_as_wide_as_those_of_linear_layers():
+def test_weights_are_initialised_as_in_linear_layers():
     torch.manual_seed(0)
     network = EvolvableMLP(X, Y, width=100, num_nodes=25, max_nodes=200, max_layers=2)
     for weight, bound in (
@@ -131,7 +131,7 @@ def test_weights_are_as_wide_as_those_of_linear_layers():
     assert network_of(3).inner_weight.equal(network_of(3).inner_weight)
 
 
-def test_what_can_not_be_is_refused():
+def test_invalid_options_are_refused():
     for options in (
         {"num_layers": 0},
         {"num_layers": L + 1},

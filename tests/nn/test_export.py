@@ -53,7 +53,7 @@ def tree(td):
 
 
 def same(module, args=(), kwargs=None, **options):
-    """Export a module, and compare what both do to fresh arguments; returns the program."""
+    """Exports a module, and compares both on fresh arguments; returns the program."""
     program = export(
         module, tuple([m() for m in args]), {k: m() for k, m in (kwargs or {}).items()}, **options
     )
@@ -136,7 +136,7 @@ def test_policy_ours(strict):
 
 def test_ensemble():
     module = EnsembleModule(linear(), 4)
-    kept = list(module.parameters())
+    parameters = list(module.parameters())
     same(module, [x], strict=False)
-    assert [a is b for a, b in zip(module.parameters(), kept, strict=True)] == [True, True]
-    assert module.params_td["module", "weight"] is kept[0]
+    assert [a is b for a, b in zip(module.parameters(), parameters, strict=True)] == [True, True]
+    assert module.params_td["module", "weight"] is parameters[0]

@@ -1,4 +1,4 @@
-"""The functional API: parameters taken out of modules, given at each call, and put back.
+"""The functional API: parameters taken out of modules, passed at each call, and put back.
 
 That any network with its parameters is the network is a property in test_properties.py.
 """
@@ -35,7 +35,7 @@ def seed():
 
 
 class Tied(nn.Module):
-    """Two layers with one weight, one of them at two places."""
+    """Two layers with one weight, one of them under two names."""
 
     def __init__(self):
         super().__init__()
@@ -115,14 +115,14 @@ def on_container(module, x, *args, **kwargs):
     return module(TensorDict({"x": x}, [len(x)]), *args, **kwargs)["y"]
 
 
-KINDS = {  # a module, and how it is called
+KINDS = {  # a module, and its form of call
     "tied": (Tied, on_tensors),
     "recurrent": (lambda: nn.GRU(A, 4), on_tensors),
     "keyed": (keyed, on_container),
 }
 
 
-def places(module):
+def tensor_ids(module):
     return {n: id(t) for n, t in module.state_dict(keep_vars=True).items()}
 
 
@@ -134,7 +134,7 @@ def zeros(params):
 def test_a_module_without_its_parameters_is_called_with_them(name):
     make, run = KINDS[name]
     module, x, other = make(), torch.randn(B, A), make()
-    want, before, trained = run(module, x), places(module), torch.randn(B, A)
+    want, before, trained = run(module, x), tensor_ids(module), torch.randn(B, A)
     calls = []
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.GRU)]
     layers[0].register_forward_hook(lambda *_: calls.append(1))
@@ -143,9 +143,9 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
     assert not module.state_dict() and module._is_stateless
     assert all(is_functional(m) for m in module.modules()) and not is_functional(other)
     twin = copy.deepcopy(module)
-    for given in (params, params.to_dict()):
-        assert torch.equal(run(module, x, given if name != "keyed" else params), want)
-        assert torch.equal(run(module, x, params=given), want)
+    for form in (params, params.to_dict()):
+        assert torch.equal(run(module, x, form if name != "keyed" else params), want)
+        assert torch.equal(run(module, x, params=form), want)
     assert not torch.equal(run(module, x, params=zeros(params)), want)
     with pytest.raises(TypeError, match="is stateless"):
         run(module, x)
@@ -164,7 +164,7 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
     ran = len(calls)
     run(module, x, params)
     assert len(calls) == ran + (2 if name == "tied" else 1)
-    assert repopulate_module(module, params) is module and places(module) == before
+    assert repopulate_module(module, params) is module and tensor_ids(module) == before
     assert torch.equal(run(module, x), want) and is_functional(module) and not module._is_stateless
     zeroed = zeros(params)
     assert repopulate_module(twin, zeroed.to_dict()) is twin and module.state_dict()
@@ -177,21 +177,21 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
 def test_a_module_that_keeps_its_parameters(name):
     make, run = KINDS[name]
     module, x = make(), torch.randn(B, A)
-    want, before = run(module, x), places(module)
-    assert get_functional(module) is module and places(module) == before
+    want, before = run(module, x), tensor_ids(module)
+    assert get_functional(module) is module and tensor_ids(module) == before
     params = make_functional(module, keep_params=True)
     assert all(is_functional(m) for m in module.modules()) and not module._is_stateless
     zeroed = zeros(params)
     assert not torch.equal(run(module, x, params=zeroed), want)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied|input.size"):
         run(module, torch.randn(B, A + 1), params=zeroed)
-    assert places(module) == before and torch.equal(run(module, x), want)
+    assert tensor_ids(module) == before and torch.equal(run(module, x), want)
     if name == "keyed":
         assert torch.equal(run(module, x, zeroed), run(module, x, params=zeroed))
     elif name != "recurrent":  # which takes a second argument
-        for given in (params, params.to_dict()):
+        for form in (params, params.to_dict()):
             with pytest.raises(TypeError, match="tried to provide the parameters as an argument"):
-                module(x, given)
+                module(x, form)
 
 
 def test_the_tree_of_parameters():
@@ -278,11 +278,11 @@ def test_errors(row):
         wrong()
 
 
-def test_what_fails_changes_nothing():
+def test_a_failed_call_changes_nothing():
     module, params = stateless()
-    for x, given in ((torch.randn(A + 1), params), (torch.randn(A), {"9": torch.ones(1)})):
+    for x, weights in ((torch.randn(A + 1), params), (torch.randn(A), {"9": torch.ones(1)})):
         with pytest.raises((RuntimeError, KeyError)):
-            module(x, given)
+            module(x, weights)
         assert not module.state_dict() and module[2][0]._is_stateless
     assert module(torch.randn(B, A), params).shape == (B, A)
     layer, wrong = nn.Linear(3, 2), TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2))
@@ -316,7 +316,7 @@ def test_a_dict_that_is_an_argument():
 # --- buffers ------------------------------------------------------------------------------------
 
 
-def test_what_a_module_writes_lands_in_the_parameters():
+def test_buffers_that_a_module_writes_are_in_the_parameters():
     module, x = normed().train(), torch.randn(B, A)
     reference = copy.deepcopy(module)
     reference(x)

@@ -16,7 +16,7 @@ from raffia.nn import TensorDictModuleWrapper, TensorDictSequential
 B, T, A, N = 2, 3, 5, 4
 
 
-# Forward mode of torch itself compiles its formulas with what it deprecates.
+# Forward mode of torch itself compiles its formulas with deprecated functions.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 
@@ -74,15 +74,15 @@ def example(requires_grad=False):
 
 
 def called(keyed, x, form):
-    """`y` of a call in one of its forms."""
+    """`y` of a call in one of the forms."""
     if form in ("container", "tensordict_out"):
-        given = {"tensordict_out": TensorDict()} if form == "tensordict_out" else {}
-        return keyed(TensorDict({"x": x}, x.shape[:1]), **given)["y"]
+        options = {"tensordict_out": TensorDict()} if form == "tensordict_out" else {}
+        return keyed(TensorDict({"x": x}, x.shape[:1]), **options)["y"]
     out = keyed(x) if form == "tensors" else keyed(x=x)
     return out[-1] if isinstance(out, tuple) else out
 
 
-# --- the same as without keys -------------------------------------------------------------------
+# --- equal to plain modules ---------------------------------------------------------------------
 
 
 @makes
@@ -163,7 +163,7 @@ class Broken(nn.Module):
 
 
 def state(keyed):
-    """Everything that a call must leave as it was."""
+    """Everything that a call must leave unchanged."""
     return (
         [(name, id(p), p._version, type(p)) for name, p in keyed.named_parameters()],
         [(name, id(b), b._version) for name, b in keyed.named_buffers()],
@@ -211,7 +211,7 @@ def wrapped_tensors(value):
 
 @pytest.mark.parametrize("use", uses(), ids=lambda use: use.__name__)
 @pytest.mark.parametrize("kind", ["module", "sequence", "broken last", "broken inside"])
-def test_the_module_is_as_it_was(use, kind):
+def test_a_call_leaves_the_module_unchanged(use, kind):
     broken = Mod(Broken(), ["x"], ["y"])
     keyed = {
         "module": module,
@@ -241,7 +241,7 @@ def test_calls_keep_no_graph_and_no_container_alive(form):
     keyed, x = sequence(), example(requires_grad=True)
     y, td = called(keyed, x, form), TensorDict({"x": example()}, [B])
     keyed(td)
-    gone = weakref.ref(y), weakref.ref(td)
+    refs = weakref.ref(y), weakref.ref(td)
     del y, td
     gc.collect()
-    assert [ref() for ref in gone] == [None, None]
+    assert [ref() for ref in refs] == [None, None]

@@ -1,4 +1,4 @@
-"""A sequence knows its graph: data, text, drawings, and the check of its keys.
+"""The graph of a sequence: data, text, drawings, and the check of its keys.
 
 That the graph of any sequence agrees with what it does is a property in test_properties.py.
 """
@@ -111,12 +111,12 @@ def key_of(text):
 
 
 def step(text):
-    """A module, as "x,a.b>y": what it reads and writes."""
+    """A module from "x,a.b>y": its inputs and outputs."""
     return keyed(*([key_of(key) for key in side.split(",")] for side in text.split(">")))
 
 
 def of(*steps, **options):
-    """A sequence of modules and of their texts."""
+    """A sequence of modules or their texts."""
     return Seq(*(step(part) if isinstance(part, str) else part for part in steps), **options)
 
 
@@ -183,27 +183,27 @@ def test_nodes_groups_and_programs_of_some_graphs(actor):
 
 def test_shapes_of_an_example_and_of_the_first_call(actor, example):
     obs, hidden, action = [EntryShape((B, n), "float32") for n in (D, H, A)]
-    seen = {
+    shapes = {
         "0": {"in": {"obs": obs}, "out": {"hidden": hidden}},
         "1": {"in": {"hidden": hidden}, "out": {"action": action}},
     }
     outer = Seq(actor, linear(A, 1, "action", "value"))
     graph = actor.graph(example)
-    assert graph.shapes == seen and outer.graph(example).nodes[0].writes == {"hidden": hidden}
+    assert graph.shapes == shapes and outer.graph(example).nodes[0].writes == {"hidden": hidden}
     plain = graph.to_dict()
     assert plain["in_keys"] == ["obs"]
     assert plain["nodes"][0]["writes"] == [{"key": "hidden", "shape": [B, H], "dtype": "float32"}]
     assert actor.graph().shapes == {} and list(example.keys()) == ["obs"]  # without a trace
     outer(example)
     assert outer.graph().nodes[0].writes == {"hidden": hidden}
-    assert actor.graph().shapes == copy.deepcopy(actor).graph().shapes == seen
+    assert actor.graph().shapes == copy.deepcopy(actor).graph().shapes == shapes
     actor[1] = linear(H, 1, "hidden", "action")
     assert actor.graph().shapes == {}
     torch.vmap(lambda obs: actor(TensorDict(obs=obs))["action"])(torch.zeros(B, D))
     assert actor.graph().nodes[1].writes["action"].shape == (1,)  # of a member
 
 
-def test_an_example_and_the_sequence_stay_as_they_were():
+def test_the_example_and_the_sequence_are_unchanged():
     norm, counter = nn.BatchNorm1d(D), Counter()
     seq = Seq(keyed(["x"], ["x"], counter), keyed(["x"], ["y"], norm))
     td, before = zeros(D), torch.random.get_rng_state()
@@ -264,8 +264,8 @@ def test_shapes_of_all_kinds_of_entries():
     }
     for layout in (torch.jagged, torch.strided):
         rows = torch.nested.nested_tensor([torch.zeros(n, A) for n in (2, 3)], layout=layout)
-        seen = shapes(TensorDict(x=rows), ["x"])["x"]
-        assert seen.shape[:2] == (2, -1) and copy.deepcopy(seen) == seen
+        found = shapes(TensorDict(x=rows), ["x"])["x"]
+        assert found.shape[:2] == (2, -1) and copy.deepcopy(found) == found
 
 
 def test_a_compiled_sequence_keeps_no_symbols(actor, example):
@@ -312,11 +312,11 @@ def test_programs(actor, example):
         "    (0): hidden = Linear(4, 8)(obs)     # f32[5, 8]",
         "    (1): action = Linear(8, 3)(hidden)  # f32[5, 3]",
     ]
-    given = {"input": "x", "other": ("a", "b")}
-    module = Mod(torch.add, in_keys=given, out_keys=["y"])
+    keys = {"input": "x", "other": ("a", "b")}
+    module = Mod(torch.add, in_keys=keys, out_keys=["y"])
     assert "y = add(input=x, other=a.b)" in repr(Seq(module))
-    seen = policy(return_log_prob=True).graph(example.select("obs")).program().splitlines()[2:]
-    assert seen == [
+    lines = policy(return_log_prob=True).graph(example.select("obs")).program().splitlines()[2:]
+    assert lines == [
         "    (0): mu, head.sigma = Sequential(Linear(4, 6), NormalParamExtractor)(obs)"
         "  # f32[5, 3], f32[5, 3]",
         "    (1): action, action_log_prob ~ Normal(loc=mu, scale=head.sigma)"
@@ -371,7 +371,7 @@ def test_labels(module, text):
     assert label(module) == text
 
 
-def test_keys_that_dots_would_not_tell_apart_are_quoted():
+def test_keys_that_are_ambiguous_with_dots_are_quoted():
     assert key_text(("a", "b")) == "a.b"
     assert key_text("a.b") == "'a.b'"
     assert key_text(("a", "b c")) == "('a', 'b c')"
@@ -426,7 +426,7 @@ def rectangles(svg):
 
 
 def frames_of(svg):
-    return [place for e, place in rectangles(svg) if e.get("stroke-dasharray") == "5 4"]
+    return [bounds for e, bounds in rectangles(svg) if e.get("stroke-dasharray") == "5 4"]
 
 
 def test_svg_is_plain_and_in_the_order_of_the_modules(actor):
@@ -504,20 +504,20 @@ def test_keys_that_fit_are_not_refused():
 
 
 def printed_blocks(page):
-    """Pairs of what a block of the page prints and what the page says that it prints."""
+    """Pairs of the output of a block of the page and the output shown in the page."""
     namespace = {"__name__": "page"}
     pattern = r"^```python\n(.*?)^```\n(?:\n```(?:text|mermaid)\n(.*?)^```)?"
-    for code, said in re.findall(pattern, page, re.M | re.S):
+    for code, shown in re.findall(pattern, page, re.M | re.S):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(code, namespace)
-        yield printed.getvalue(), said
+        yield printed.getvalue(), shown
 
 
 def test_the_page_shows_what_its_code_prints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[2] / "docs" / "graph.md"
     pairs = list(printed_blocks(page.read_text()))
-    assert len([said for _, said in pairs if said]) == 5
-    for printed, said in pairs:
-        assert printed == said
+    assert len([shown for _, shown in pairs if shown]) == 5
+    for printed, shown in pairs:
+        assert printed == shown

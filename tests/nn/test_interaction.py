@@ -1,4 +1,4 @@
-"""The setting that says which value of a distribution the modules take."""
+"""The setting of the value that modules take from a distribution."""
 
 import threading
 
@@ -10,11 +10,11 @@ from raffia.nn.modes import Setting
 
 
 def in_another_thread(call):
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(call()))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()))
     thread.start()
     thread.join()
-    return seen[0]
+    return results[0]
 
 
 def test_types_are_strings_and_found_by_name():
@@ -32,7 +32,7 @@ def test_types_are_strings_and_found_by_name():
             make(wrong)
 
 
-def test_a_block_sets_the_type_and_puts_back_what_was_there():
+def test_a_block_sets_the_type_and_restores_the_previous_one():
     with set_interaction_type("random"):
         assert interaction_type() is InteractionType.RANDOM
         with set_interaction_type(InteractionType.MEAN):
@@ -70,7 +70,7 @@ def test_a_block_holds_for_all_threads_unless_it_is_local():
         assert in_another_thread(interaction_type) is None
 
 
-def test_within_a_local_block_other_blocks_are_local_too():
+def test_blocks_within_a_local_block_are_local_too():
     with set_interaction_type("mode", thread_local=True):
         with set_interaction_type("random"):
             assert interaction_type() is InteractionType.RANDOM
@@ -115,7 +115,7 @@ def test_the_type_holds_inside_a_decorated_generator_and_not_between_its_steps()
     assert next(run) == ("result", InteractionType.RANDOM) and interaction_type() is None
 
 
-def test_a_decorated_class_warns_and_the_type_holds_while_an_instance_is_made():
+def test_a_decorated_class_warns_and_applies_the_type_in_its_constructor():
     with pytest.warns(FutureWarning, match="Decorating classes"):
 
         @set_interaction_type("random")

@@ -128,7 +128,7 @@ CALLS = {  # a module, and what it writes where x is 1, y 10, (n, x) 100 and (n,
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_call_writes(name):
+def test_outputs_of_a_call(name):
     module, written = CALLS[name]
     for wrap, form in itertools.product(WRAPPED.values(), FORMS):
         assert call(wrap(module), form) == written, (wrap, form)
@@ -143,15 +143,15 @@ def test_values_of_other_kinds(value, spread):
 
 
 def test_tensors_and_containers_are_stored_as_they_are():
-    td, seen = inputs(sub={"a": torch.ones(B)}, name=NonTensorData("abc"), text=["a", "b"]), []
+    td, received = inputs(sub={"a": torch.ones(B)}, name=NonTensorData("abc"), text=["a", "b"]), []
 
     def func(x, sub, name, words):
-        seen.extend([x, sub, name, list(words)])
+        received.extend([x, sub, name, list(words)])
         return x, TensorDict({"a": x}, [B]), nn.Parameter(x), nn.Buffer(x), [x, x + 1]
 
     M(func, ["x", "sub", "name", "text"], ["u", "v", "p", "b", "listed"])(td)
-    assert seen[0] is td["x"] is td["u"] is td["v", "a"] and seen[1] is td["sub"]
-    assert seen[2:] == ["abc", ["a", "b"]] and td["v"].batch_size == (B,)
+    assert received[0] is td["x"] is td["u"] is td["v", "a"] and received[1] is td["sub"]
+    assert received[2:] == ["abc", ["a", "b"]] and td["v"].batch_size == (B,)
     assert type(td["p"]) is nn.Parameter and isinstance(td["b"], nn.Buffer)
     assert not isinstance(td["listed"], torch.Tensor) and td["listed"][0] is td["x"]
 
@@ -166,16 +166,16 @@ def test_tensorclasses_lazy_stacks_and_subclasses_of_tensor_as_outputs():
         assert_close(td[key].z, td[key].x + 1)
     stack = lazy_stack([TensorDict(u=torch.ones(1)), TensorDict(u=torch.zeros(1), w=torch.ones(1))])
     assert M(lambda x: stack, ["x"], ["u"])(inputs())["u"].tolist() == [[1], [0]]
-    td, seen = TensorDict(x=torch.ones(B).as_subclass(Marked)), []
-    M(lambda x: seen.append(type(x)) or x * 2, ["x"], ["z"])(td)
-    assert seen == [Marked] and type(td["z"]) is Marked
+    td, types = TensorDict(x=torch.ones(B).as_subclass(Marked)), []
+    M(lambda x: types.append(type(x)) or x * 2, ["x"], ["z"])(td)
+    assert types == [Marked] and type(td["z"]) is Marked
 
 
 # --- keys ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "given, kept",
+    "keys, expected",
     [
         ("a", ["a"]),
         (["a", "b", "a"], ["a", "b", "a"]),
@@ -185,15 +185,15 @@ def test_tensorclasses_lazy_stacks_and_subclasses_of_tensor_as_outputs():
         ([], []),
     ],
 )
-def test_keys_are_lists_of_flat_keys(given, kept):
-    module = M(plus, given, given)
-    assert module.in_keys == module.out_keys == module.out_keys_source == kept
+def test_keys_are_lists_of_flat_keys(keys, expected):
+    module = M(plus, keys, keys)
+    assert module.in_keys == module.out_keys == module.out_keys_source == expected
     assert type(module.in_keys) is type(module.out_keys) is list
-    if isinstance(given, list):
-        given.append("more")
-        assert module.in_keys == module.out_keys == kept
+    if isinstance(keys, list):
+        keys.append("more")
+        assert module.in_keys == module.out_keys == expected
     module.in_keys, module.out_keys = ["p"], ["q"]
-    module.in_keys = module.out_keys = given
+    module.in_keys = module.out_keys = keys
     assert module.in_keys == module.out_keys == module.out_keys_source
 
 
@@ -243,14 +243,14 @@ def test_warnings_of_keys():
 def test_keywords_of_a_call_and_missing_inputs():
     inner = Scale()
     M(inner, {"u": "x", "v": "gone"}, ["z"])(TensorDict(x=1))
-    assert list(inner.seen) == ["u", "v"] and inner.seen["v"] is None
+    assert list(inner.last_kwargs) == ["u", "v"] and inner.last_kwargs["v"] is None
     M(inner, ["x", "gone"], ["z"])(inputs(), flag=True, other=None)
-    assert inner.seen == {"flag": True, "other": None}
+    assert inner.last_kwargs == {"flag": True, "other": None}
     M(inner, ["x"], ["z"], method_kwargs={"flag": 1})(inputs(), flag=2)
-    assert inner.seen == {"flag": 1}
-    seen = []
-    assert M(lambda x: seen.append(x) or torch.ones(2), ["x"], ["z"])().tolist() == [1, 1]
-    assert seen == [None]
+    assert inner.last_kwargs == {"flag": 1}
+    received = []
+    assert M(lambda x: received.append(x) or torch.ones(2), ["x"], ["z"])().tolist() == [1, 1]
+    assert received == [None]
 
 
 def test_get_kwargs_reach_get():
@@ -299,7 +299,7 @@ ERRORS = [  # a call, its error, and words of its message and notes
     (lambda td: M(fail, ["x", "gone"], ["z"])(td), ZeroDivisionError, "inner trouble"),
     (lambda td: M(ones, {"x": "gone"}, ["z"], strict=True)(td), KeyError, "gone"),
     (lambda td: M(add, ["x", "y"], ["z"], strict=True)(x=td["x"]), KeyError, "y"),
-    # failures of what is wrapped
+    # errors of the wrapped module
     (lambda td: M(fail, ["x"], ["z"])(td), ZeroDivisionError, r"fail.*in_keys=\['x'\].*2, 3"),
     (lambda td: linear()(td["x"][:, :2]), RuntimeError, r"Linear.*'x'.*2, 2"),
     # selections
@@ -348,12 +348,12 @@ def test_errors(row):
     assert {"u", "v", "w", "z"}.isdisjoint(td.keys())  # nothing was written
 
 
-# --- where outputs go, and what containers may come ---------------------------------------------
+# --- destination of outputs, and kinds of containers --------------------------------------------
 
 
 @pytest.mark.parametrize("inplace", [True, False, "empty", None])
 @pytest.mark.parametrize("selected", [False, True])
-def test_where_outputs_go(inplace, selected):
+def test_inplace_and_destination(inplace, selected):
     module = M(both, ["x"], ["u", "v"], inplace=inplace)
     written = {"v"} if selected else {"u", "v"}
     module.select_out_keys(*sorted(written))
@@ -362,18 +362,18 @@ def test_where_outputs_go(inplace, selected):
     assert (out is td) is (inplace is True) and ("v" in td) is (out is td)
     if out is not td:
         assert leaves(out) == written and type(out) is TensorDict
-        kept = ((B,), torch.device("cpu")) if inplace else ((), None)
-        assert (out.batch_size, out.device) == kept
+        expected = ((B,), torch.device("cpu")) if inplace else ((), None)
+        assert (out.batch_size, out.device) == expected
     else:
         assert td.names == ["b"]
-    for given in (TensorDict(old=torch.ones(B)), TensorDict({}, [B])):
-        there, td = leaves(given), numbers({"x": 1})
-        assert module(td, tensordict_out=given) is given and leaves(td) == {"x"}
-        assert leaves(given) == {*there, *written} and td.batch_size == (B,)
+    for destination in (TensorDict(old=torch.ones(B)), TensorDict({}, [B])):
+        old_keys, td = leaves(destination), numbers({"x": 1})
+        assert module(td, tensordict_out=destination) is destination and leaves(td) == {"x"}
+        assert leaves(destination) == {*old_keys, *written} and td.batch_size == (B,)
     assert module(td, tensordict_out=td) is td and leaves(td) == {"x", *written}
-    given = TensorDict()
-    got = module(x=torch.ones(B), tensordict_out=given)
-    assert (got if selected else got[1]) is given["v"] and leaves(given) >= written
+    destination = TensorDict()
+    got = module(x=torch.ones(B), tensordict_out=destination)
+    assert (got if selected else got[1]) is destination["v"] and leaves(destination) >= written
     module.inplace = False
     assert module(td) is not td
 
@@ -401,7 +401,7 @@ def test_other_containers(tmp_path):
             assert out["z"].tolist() == [2, 2] and not out.is_locked
 
 
-# --- what changes after a first call ------------------------------------------------------------
+# --- changes after a first call -----------------------------------------------------------------
 
 CHANGES = {  # of a module that writes x + 1 to z: a change, and what it writes then
     "in_keys": (lambda m: setattr(m, "in_keys", [("n", ("x",))]), {"z": 101}),
@@ -423,7 +423,7 @@ CHANGES = {  # of a module that writes x + 1 to z: a change, and what it writes 
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_changes_after_a_first_call(name):
+def test_changes_after_a_first_call_take_effect(name):
     change, written = CHANGES[name]
     for wrap in WRAPPED.values():
         inner = M(plus, ["x"], ["z"])
@@ -441,7 +441,7 @@ def test_other_settings_that_change_after_a_first_call(monkeypatch):
     module(numbers())
     module.method_kwargs["flag"] = 1
     module(numbers())
-    assert module.module.seen == {"flag": 1}
+    assert module.module.last_kwargs == {"flag": 1}
     module.method, module.method_kwargs = "encode", {"scale": 2.0}
     assert written() == {"z": 20}
     module.method, module.method_kwargs = None, {}
@@ -561,11 +561,11 @@ def call_in_form(module, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_hooks_run_once_in_their_order_until_they_are_removed(form):
-    module, seen = linear(), []
+    module, calls = linear(), []
     call_in_form(module, form)
 
     def note(words):
-        return lambda *args: seen.append((words, args[0]))
+        return lambda *args: calls.append((words, args[0]))
 
     of_all, backward = nn.modules.module, form == "tensors"  # which have gradients to report
     handles = [
@@ -587,18 +587,18 @@ def test_hooks_run_once_in_their_order_until_they_are_removed(form):
     inner = module.module
     forward = [(w, at) for at in (module, inner) for w in ("all before", "before")]
     forward += [(w, at) for at in (inner, module) for w in ("all after", "after")]
-    assert seen[:8] == forward
-    assert {at for w, at in seen[8:] if w == "backward"} == {inner, *[module] * backward}
-    assert {at for w, at in seen[8:] if w == "all backward"} == {*[inner, module] * backward}
-    ran = len(seen)
+    assert calls[:8] == forward
+    assert {at for w, at in calls[8:] if w == "backward"} == {inner, *[module] * backward}
+    assert {at for w, at in calls[8:] if w == "all backward"} == {*[inner, module] * backward}
+    ran = len(calls)
     call_in_form(module, form)
-    assert len(seen) == ran
+    assert len(calls) == ran
 
 
-# --- forwards and calls of one's own ------------------------------------------------------------
+# --- custom forward and __call__ ----------------------------------------------------------------
 
 
-def test_own_calls_and_direct_ones():
+def test_custom_calls_and_direct_ones():
     class Nothing(nn.Linear):
         def __call__(self, x):
             return super().__call__(x) * 0
@@ -613,10 +613,10 @@ def test_own_calls_and_direct_ones():
     assert not M(Nothing(T, A), ["x"], ["z"])(inputs())["z"].any()
     module = Loud(plus, ["x"], ["z"])
     assert call(module, "container") == call(module, "keywords") == {"z": 2}
-    seen, td = [], numbers()
-    module.register_forward_hook(lambda m, a, o: seen.append(m))
+    hooked, td = [], numbers()
+    module.register_forward_hook(lambda m, a, o: hooked.append(m))
     assert module.forward(td) is td and module.forward(x=td["x"]).tolist() == [2, 2]
-    assert not seen and module.calls == 2
+    assert not hooked and module.calls == 2
 
 
 @pytest.mark.parametrize("form", ["container", "keywords"])
@@ -651,7 +651,7 @@ def net():
 
 
 @pytest.mark.parametrize("inner", [plus, Scale()])
-def test_what_cannot_be_reset_warns(inner):
+def test_modules_that_cannot_be_reset_warn(inner):
     with pytest.warns(UserWarning, match="did not find any parameters to reset"):
         M(inner, ["x"], ["z"]).reset_parameters_recursive()
     assert inner is plus or inner.weight == 1

@@ -1,6 +1,6 @@
 """The names that the published page of keyed modules shows, and its program of a Gaussian cell.
 
-What its other programs do is held by the tests of modules, sequences, functional nets, ensembles,
+Its other programs are covered by the tests of modules, sequences, functional nets, ensembles,
 traces and distributions.
 """
 
@@ -33,12 +33,12 @@ NAMES = {
 
 
 def known(module, name):
-    """Something that the page names, by the way it is imported there."""
+    """A name of the page, imported as on the page."""
     return getattr(importlib.import_module(f"raffia.{module}"), name)
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_every_name_of_the_page_is_there(module):
+def test_every_name_of_the_page_exists(module):
     for name in NAMES[module].split():
         assert callable(known(module, name))
         if module in ("nn.prototype", "prototype.fx", "nn.functional_modules"):
@@ -46,7 +46,7 @@ def test_every_name_of_the_page_is_there(module):
 
 
 class Extracted(nn.Module):
-    """A cell whose output is taken apart by today's extractor."""
+    """A cell whose output is split by the current extractor."""
 
     def __init__(self, cell):
         super().__init__()
@@ -70,7 +70,7 @@ def test_a_gaussian_cell(wrapper, room):
         ),
     )
     td = TensorDict({"input": torch.randn(T, 4), "hidden": torch.randn(T, 8)}, [T])
-    given = td.clone()
+    inputs = td.clone()
     assert module(td) is td
     assert set(td.keys()) == {"hidden", "input", "loc", "sample", "sample_log_prob", "scale"}
     loc, raw = cell(td["input"], td["hidden"]).chunk(2, -1)
@@ -79,6 +79,6 @@ def test_a_gaussian_cell(wrapper, room):
     assert_close([td["loc"], td["sample"]], [loc, loc])  # by default what is drawn is not random
     assert_close(td["sample_log_prob"], Normal(loc, scale).log_prob(loc))
     with keyed.set_interaction_type(keyed.InteractionType.RANDOM):
-        one, other = module(given.clone())["sample"], module(given.clone())["sample"]
+        one, other = module(inputs.clone())["sample"], module(inputs.clone())["sample"]
     assert not torch.equal(one, other)
-    assert_close(module.get_dist(given).mean, loc)
+    assert_close(module.get_dist(inputs).mean, loc)

@@ -1,4 +1,4 @@
-"""Target copies: against a slow loop, on modules and containers, for one member and for many."""
+"""Target copies: against a simple loop, on modules and containers, for one member and for many."""
 
 import copy
 
@@ -23,8 +23,8 @@ def net(seed: int = 0) -> nn.Module:
     return out
 
 
-def slow(target: nn.Module, online: nn.Module, rate: float) -> dict[str, torch.Tensor]:
-    """What the update should give, leaf by leaf."""
+def expected_update(target: nn.Module, online: nn.Module, rate: float) -> dict[str, torch.Tensor]:
+    """The expected result of the update, leaf by leaf."""
     theirs = online.state_dict()
     return {
         name: leaf.lerp(theirs[name], rate) if leaf.is_floating_point() else theirs[name].clone()
@@ -39,14 +39,14 @@ def assert_same(state, expected):
 
 
 @pytest.mark.parametrize("rate", [0.005, 0.5, 1.0, torch.tensor(0.25)])
-def test_polyak_is_bitwise_what_a_loop_over_the_leaves_gives(rate):
+def test_polyak_equals_a_loop_over_the_leaves_bit_for_bit(rate):
     target, online = net(1), net(2)
     for _ in range(2):
         online(torch.randn(7, A))
     for module in (target, online):
         module(torch.randn(7, A)).sum().backward()
     grads = [p.grad.clone() for module in (target, online) for p in module.parameters()]
-    expected = slow(target, online, float(rate))
+    expected = expected_update(target, online, float(rate))
     assert update_target(target, online, rate) is target
     assert_same(target.state_dict(), expected)
     assert target[1].num_batches_tracked == 4
@@ -67,7 +67,7 @@ def test_default_is_the_hard_update():
     target, online = net(1), net(2)
     update_target(target, online)
     assert_same(target.state_dict(), online.state_dict())
-    target = TensorDict(w=torch.tensor([torch.nan, torch.inf])).lock_()  # which it mends, in place
+    target = TensorDict(w=torch.tensor([torch.nan, torch.inf])).lock_()  # both are replaced
     leaf = target["w"]
     update_target(target, TensorDict(w=torch.ones(2)))
     assert target["w"] is leaf and leaf.tolist() == [1, 1]
@@ -120,9 +120,9 @@ def test_members_of_a_population():
 
 
 @pytest.mark.parametrize("rates", [[0.0, 0.25, 1.0], [0.25] * P])
-def test_members_move_at_their_own_rates(rates):
+def test_members_may_have_different_rates(rates):
     targets, onlines = [net(i) for i in range(P)], [net(i + P) for i in range(P)]
-    expected = [slow(t, o, r) for t, o, r in zip(targets, onlines, rates, strict=True)]
+    expected = [expected_update(t, o, r) for t, o, r in zip(targets, onlines, rates, strict=True)]
     if not rates[0]:
         expected[0]["1.num_batches_tracked"] = targets[0][1].num_batches_tracked.clone()
     target, online = from_modules(*targets), from_modules(*onlines)
@@ -265,7 +265,7 @@ def mesh(tmp_path):
         dist.destroy_process_group()
 
 
-def test_parts_of_processes_move_where_they_are(mesh):
+def test_sharded_parameters_are_updated_in_their_process(mesh):
     online = TensorDict(
         w=distribute_tensor(torch.full((4,), 8.0), mesh, [Shard(0)]), b=torch.ones(1)
     )

@@ -70,14 +70,14 @@ class NoMean(d.Normal):
 
 
 class Joint(d.Normal):
-    """Scores what it draws in one call."""
+    """Draws and scores in one call."""
 
     def rsample_and_log_prob(self, shape=()):
         return self.loc + 100, self.loc + 200
 
 
 class Pair(d.Distribution):
-    """Two values at once; no class that is known, with a mean and a mode."""
+    """An unknown class with two values, a mean and a mode."""
 
     arg_constraints = {}
     support = d.constraints.real
@@ -200,7 +200,7 @@ VALUES = [  # a class, the kind of its value, and that value
     (Laplace, "median", loc),
     (Joint, "random", lambda: loc() + 100),
     (Joint, "mean", loc),
-    (squashed, "mean", estimated(squashed)),  # there is no formula
+    (squashed, "mean", estimated(squashed)),  # without a formula
     (lambda **k: d.Independent(squashed(**k), 1), None, estimated(squashed)),
     (lambda **k: d.Independent(d.Normal(**k), 1), None, loc),
 ]
@@ -242,7 +242,7 @@ def test_other_values_and_kinds():
 # --- log-probabilities --------------------------------------------------------------------------
 
 
-def test_the_log_probability_of_what_is_there():
+def test_the_log_probability_of_existing_values():
     td = normal_td(action=torch.ones(B, T))
     torch.testing.assert_close(
         normal().log_prob(td), d.Normal(td["loc"], 0.5).log_prob(td["action"])
@@ -293,14 +293,14 @@ def test_the_mode_may_not_change_under_a_module(at_first):
 # --- calling ------------------------------------------------------------------------------------
 
 
-def test_what_is_there_is_drawn_anew_unless_it_is_skipped():
-    there = torch.full((B, T), 7.0)
+def test_existing_values_are_drawn_again_unless_skipped():
+    existing = torch.full((B, T), 7.0)
     module = normal(return_log_prob=True)
-    assert not (module(normal_td(action=there))["action"] == 7).any()
+    assert not (module(normal_td(action=existing))["action"] == 7).any()
     with set_skip_existing(True):
-        full = normal_td(action=there, action_log_prob=there)
+        full = normal_td(action=existing, action_log_prob=existing)
         assert (module(full)["action"] == 7).all()
-        assert not (module(normal_td(action=there))["action"] == 7).any()  # the score is missing
+        assert not (module(normal_td(action=existing))["action"] == 7).any()  # the score is missing
     stack = lazy_stack([normal_td()[0], normal_td()[1]])
     out = normal(return_log_prob=True, default_interaction_type="random")(stack)
     assert out is stack and out["action"].shape == (B, T)
@@ -329,7 +329,7 @@ def randn(seed):
     return torch.randn(T, generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_seed_or_a_generator_draws_and_the_global_one_stays():
+def test_a_seed_or_a_generator_leaves_the_global_one_unchanged():
     for generator in (3, torch.Generator().manual_seed(3)):
         module = normal(generator=generator, default_interaction_type="random")
         before = torch.get_rng_state()
@@ -442,7 +442,7 @@ def test_errors(row):
 # --- cached distributions -----------------------------------------------------------------------
 
 
-def test_ours_a_cached_distribution_is_given_again_while_its_entries_are_the_same():
+def test_ours_a_cached_distribution_is_reused_while_its_entries_are_the_same():
     module = normal(cache_dist=True)
     td = standard()
     dist = module.get_dist(td)

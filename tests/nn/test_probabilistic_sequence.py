@@ -116,8 +116,8 @@ def test_calls_distributions_and_scores(name):
         drawn = seq(inputs())
         scores = seq.log_prob(drawn.copy().update(inputs()))  # some write x
     assert not torch.equal(drawn["a"], td["a"])
-    given = inputs(a=full(5), b=full(0))
-    written = seq.log_prob(given)  # it is given the values that are there
+    fives = inputs(a=full(5), b=full(0))
+    written = seq.log_prob(fives)  # it scores the existing values
     dist = seq.get_dist(inputs())
     if composite:
         assert isinstance(dist, CompositeDistribution) and set(dist) == set(locs)
@@ -134,7 +134,7 @@ def test_calls_distributions_and_scores(name):
     if "b" in locs:
         last = written[keys["b"]] if composite else written
         assert torch.equal(last, score(full(0), full(5 + locs["b"] - locs["a"])))
-        assert (given["a"] == 5).all()
+        assert (fives["a"] == 5).all()
 
 
 def test_keys():
@@ -170,7 +170,7 @@ def test_draws_are_those_of_the_distributions():
     torch.testing.assert_close(td["b_log_prob"], score(b, a + 1))
 
 
-def test_without_a_composite_the_last_default_holds_for_all():
+def test_without_a_composite_the_last_default_applies_to_all():
     def seq(first, last, **options):
         modules = (normal("x", "a", default_interaction_type=first),)
         return Seq(*modules, normal("a", "b", default_interaction_type=last), **options)
@@ -184,15 +184,15 @@ def test_without_a_composite_the_last_default_holds_for_all():
     assert own.get_dist_params(inputs())["a"].any() and interaction_type() is None
 
 
-def test_the_modules_before_see_the_type_and_other_threads_do_not():
-    seen, elsewhere = [], []
+def test_earlier_modules_get_the_interaction_type_and_other_threads_do_not():
+    types, elsewhere = [], []
 
     def look(x):
-        seen.append(interaction_type())
+        types.append(interaction_type())
         thread = threading.Thread(target=lambda: elsewhere.append(interaction_type()))
         thread.start()
         thread.join()
-        return x if len(seen) < 4 else 1 / 0
+        return x if len(types) < 4 else 1 / 0
 
     watch = Mod(look, in_keys=["x"], out_keys=["loc"])
     seq = Seq(watch, normal("loc", "a", default_interaction_type="mean"))
@@ -202,7 +202,7 @@ def test_the_modules_before_see_the_type_and_other_threads_do_not():
         seq(inputs())
     with pytest.raises(ZeroDivisionError):
         seq(inputs())
-    assert seen == ["mean", "mean", "random", "mean"] and interaction_type() is None
+    assert types == ["mean", "mean", "random", "mean"] and interaction_type() is None
     assert elsewhere[:2] == [None, None]
 
 
@@ -221,7 +221,7 @@ def test_keywords_go_to_the_modules_that_compute(composite):
 
 
 @pytest.mark.parametrize("inplace", [None, True, False, "empty"])
-def test_where_the_outputs_go(inplace):
+def test_inplace_and_destination(inplace):
     td = inputs()
     out = single(inplace=inplace)(td)
     assert (out is td) == ("a" in td) == (inplace in (True, None))
@@ -286,7 +286,7 @@ def no_distribution():
 
 
 def edited(seq, change):
-    """The error of an edit that is refused; the sequence stays as it was."""
+    """The error of an edit that is refused; the sequence is unchanged."""
     try:
         change(seq)
     finally:
@@ -349,7 +349,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_earlier_modules_write_is_not_drawn_whatever_is_edited(edit):
+def test_outputs_of_earlier_modules_are_not_drawn_after_any_edit(edit):
     seq = Seq(plus(1, "x", "loc"), plus(7, "x", "a"), normal("loc", "a"))
     inner = TensorDictSequential(plus(1, "x", "loc"), plus(7, "x", "a"))
     nested, value = Seq(inner, normal("loc", "a")), seq.module[1]
@@ -414,7 +414,7 @@ def test_compiled_in_one_graph(kind):
 
 
 class Bounded(Mod):
-    """A module that keeps a bound, as classes do that add a specification to keyed modules."""
+    """A module that stores a bound, like classes that add a specification to keyed modules."""
 
     def __init__(self, module, in_keys, out_keys, bound=None, inplace=True):
         super().__init__(module, in_keys, out_keys, inplace=inplace)

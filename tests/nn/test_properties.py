@@ -1,8 +1,8 @@
 """Properties that hold for any graph of keyed modules.
 
-The model is plain data: a step reads keys and writes keys, a group is steps one after another. A
-dict interpreter runs it; the sequence that is built from it must do the same to a container. All
-numbers are integers modulo a prime, so equal means equal, and what depends on an entry changes
+The model is plain data: a step reads keys and writes keys, a group is a list of steps. A
+dict interpreter runs it; the sequence that is built from it must give the same. All
+numbers are integers modulo a prime, so results are exact, and values that depend on an entry change
 with it.
 """
 
@@ -57,7 +57,7 @@ B, PRIME = 2, 99991
 
 
 class Mix(nn.Module):
-    """Sums all that it gets with weights; no two outputs of no two steps are alike."""
+    """A weighted sum of its inputs; the outputs of all steps differ."""
 
     def __init__(self, number, size, outputs):
         super().__init__()
@@ -65,8 +65,8 @@ class Mix(nn.Module):
 
     def forward(self, *values, **named):
         total = torch.full((B, 1), self.number + 1)
-        for place, value in enumerate([*values, *named.values()]):
-            total = total + (7 * place + 3) * value.sum(1, keepdim=True)
+        for index, value in enumerate([*values, *named.values()]):
+            total = total + (7 * index + 3) * value.sum(1, keepdim=True)
         columns = torch.arange(1, self.size + 1)
         outs = [
             (total * (13 * self.number + j + 2) * columns + j) % PRIME for j in range(self.outputs)
@@ -78,9 +78,9 @@ class Mix(nn.Module):
 class Step:
     ins: tuple
     outs: tuple
-    number: int  # no other step has it
+    number: int  # unique
     size: int  # its outputs have the shape [B, size]
-    kind: str = "list"  # how the module is written
+    kind: str = "list"  # form of the module
     selected: tuple | None = None
 
     def function(self):
@@ -94,14 +94,14 @@ class Step:
         values = values if isinstance(values, tuple) else (values,)
         new = env | {k: v for k, v in zip(self.outs, values, strict=True) if k != "_"}
         if self.selected is not None:
-            kept = {*self.selected, *self.ins}
-            new = {k: v for k, v in new.items() if k not in self.outs or k in kept}
+            remaining = {*self.selected, *self.ins}
+            new = {k: v for k, v in new.items() if k not in self.outs or k in remaining}
         return new
 
     def build(self):
         keys = list(self.ins)
         if self.kind == "dict":
-            keys = {f"p{place}": key for place, key in enumerate(self.ins)}
+            keys = {f"p{index}": key for index, key in enumerate(self.ins)}
         module = TensorDictModule(self.function(), in_keys=keys, out_keys=list(self.outs))
         if self.selected is not None:
             module.select_out_keys(*self.selected)
@@ -122,7 +122,7 @@ class Group:
     selected: tuple | None = None
 
     def own_keys(self):
-        """Read before written, and written; a key stands where it is written last."""
+        """Inputs and outputs; an output is ordered by its last write."""
         reads, writes = {}, {}
         for part in self.parts:
             ins, outs = part.keys()
@@ -149,7 +149,7 @@ class Group:
     def build(self, **options):
         parts = [part.build() for part in self.parts]
         if self.named:
-            parts = [{f"name{place}": part for place, part in enumerate(parts)}]
+            parts = [{f"name{index}": part for index, part in enumerate(parts)}]
         options.setdefault("selected_out_keys", self.selected and list(self.selected))
         return TensorDictSequential(*parts, **options)
 
@@ -187,24 +187,24 @@ def plain(keys):
 # --- strategies --------------------------------------------------------------------------------
 
 POOL = ("a", "b", "c", ("n", "a"), ("n", "b"), ("n", "m", "c"))
-GIVEN = ("a", "b", ("n", "a"))  # what is there where each key is written once
+GIVEN = ("a", "b", ("n", "a"))  # inputs of graphs in which each key is written once
 NEW = ("u", "v", "w", "x", "y", "z", ("n", "u"), ("n", "v"), ("n", "m", "w"), ("k", "x"))
 KINDS = ("list", "list", "dict", "wrapper", "function")
 
 
 @st.composite
 def groups(draw, once=False, selections=False, kinds=KINDS, depth=2, dropped=True):
-    """A graph. once: each key is written by one step, and none that is given."""
-    numbers, there, fresh = iter(range(99)), list(GIVEN), list(draw(st.permutations(NEW)))
+    """A graph. once: each key is written by one step, and no input is overwritten."""
+    numbers, available, fresh = iter(range(99)), list(GIVEN), list(draw(st.permutations(NEW)))
 
     def keys(pool, least, most):
         return tuple(draw(st.lists(st.sampled_from(pool), min_size=least, max_size=most)))
 
     def step():
-        ins = keys(there if once else POOL, 0, 3)
+        ins = keys(available if once else POOL, 0, 3)
         if once:
             outs = tuple([fresh.pop() for _ in range(draw(st.integers(1, 2))) if fresh])
-            there.extend(outs)
+            available.extend(outs)
             if dropped and (not outs or draw(st.booleans())):
                 outs += ("_",)
         else:
@@ -222,10 +222,10 @@ def groups(draw, once=False, selections=False, kinds=KINDS, depth=2, dropped=Tru
         outs = plain(dict.fromkeys(part.keys()[1]))
         if not selections or not outs or draw(st.integers(0, 2)):
             return part
-        kept = draw(st.lists(st.sampled_from(outs), min_size=1, unique=True))
+        chosen = draw(st.lists(st.sampled_from(outs), min_size=1, unique=True))
         if once:
-            there[:] = [key for key in there if key not in outs or key in kept]
-        return replace(part, selected=tuple(kept))
+            available[:] = [key for key in available if key not in outs or key in chosen]
+        return replace(part, selected=tuple(chosen))
 
     def group(depth, least):
         parts = [
@@ -239,8 +239,8 @@ def groups(draw, once=False, selections=False, kinds=KINDS, depth=2, dropped=Tru
 
 
 @st.composite
-def worlds(draw, **options):
-    """A graph, what it reads, and entries that it may not read."""
+def cases(draw, **options):
+    """A graph with a dict of its inputs and further entries."""
     graph = draw(groups(**options))
     first = draw(st.integers(1, 99))
     more = draw(st.lists(st.sampled_from([*POOL, "q", ("n", "q")]), unique=True))
@@ -251,8 +251,8 @@ def worlds(draw, **options):
     return graph, env
 
 
-any_graph = worlds(selections=True)
-written_once = worlds(once=True)
+any_graph = cases(selections=True)
+written_once = cases(once=True)
 
 
 # --- sequences ---------------------------------------------------------------------------------
@@ -260,22 +260,22 @@ written_once = worlds(once=True)
 
 @examples(80)
 @given(any_graph)
-def test_a_sequence_does_what_the_interpreter_does(world):
-    graph, env = world
+def test_a_sequence_equals_the_interpreter(case):
+    graph, env = case
     seq, td = graph.build(), container(env)
     ins, outs = graph.keys()
     assert seq.in_keys == list(ins)
     assert seq.out_keys == list(outs)
-    for _ in range(2):  # the first call notes shapes, the second goes the short way
+    for _ in range(2):  # the first call records shapes, the second uses them
         before = entries(td)
         assert seq(td) is td
         same(td, graph.run(before))
 
 
 @examples(60)
-@given(worlds())
-def test_exactly_the_in_keys_are_needed(world):
-    graph, env = world
+@given(cases())
+def test_exactly_the_in_keys_are_needed(case):
+    graph, env = case
     seq = graph.build()
     env = {key: env[key] for key in seq.in_keys}
     same(seq(container(env)), graph.run(env))
@@ -286,8 +286,8 @@ def test_exactly_the_in_keys_are_needed(world):
 
 @examples(60)
 @given(any_graph, st.integers(0, 9))
-def test_tensors_by_position_and_by_name_are_the_container(world, positional):
-    graph, env = world
+def test_tensors_by_position_and_by_name_equal_the_container(case, positional):
+    graph, env = case
     seq = graph.build()
     want = graph.run({key: env[key] for key in seq.in_keys})
     want = tuple([want[key] for key in seq.out_keys if key != "_"])
@@ -302,15 +302,15 @@ def test_tensors_by_position_and_by_name_are_the_container(world, positional):
 
 @examples(60)
 @given(any_graph, st.data())
-def test_a_selection_leaves_the_selected_and_the_inputs(world, data):
-    graph, env = world
+def test_a_selection_keeps_the_selected_keys_and_the_inputs(case, data):
+    graph, env = case
     outs = plain(graph.keys()[1])
     if not outs:
         return
-    kept = tuple(data.draw(st.lists(st.sampled_from(outs), min_size=1, unique=True)))
-    chosen = replace(graph, selected=kept)
-    seq = graph.build().select_out_keys(*kept)
-    assert seq.out_keys == list(kept)
+    keys = tuple(data.draw(st.lists(st.sampled_from(outs), min_size=1, unique=True)))
+    chosen = replace(graph, selected=keys)
+    seq = graph.build().select_out_keys(*keys)
+    assert seq.out_keys == list(keys)
     same(seq(container(env)), chosen.run(env))
     same(chosen.build()(container(env)), chosen.run(env))
     assert seq.reset_out_keys().out_keys == graph.build().out_keys
@@ -319,8 +319,8 @@ def test_a_selection_leaves_the_selected_and_the_inputs(world, data):
 
 @examples(60)
 @given(any_graph, st.data())
-def test_a_subsequence_has_the_modules_that_are_needed(world, data):
-    graph, env = world
+def test_a_subsequence_has_exactly_the_needed_modules(case, data):
+    graph, env = case
     outs = plain(graph.keys()[1])
     if not outs:
         return
@@ -338,9 +338,9 @@ def test_a_subsequence_has_the_modules_that_are_needed(world, data):
     assert set(sub.in_keys) <= set(seq.in_keys)
     assert set(wanted) <= set(sub.out_keys)
     same(results(sub), want)
-    for place in range(len(sub)):
+    for index in range(len(sub)):
         less = copy.copy(list(sub))
-        del less[place]
+        del less[index]
         try:
             got = results(TensorDictSequential(*less))
         except KeyError:
@@ -349,9 +349,9 @@ def test_a_subsequence_has_the_modules_that_are_needed(world, data):
 
 
 @examples(60)
-@given(worlds(once=True), st.data())
-def test_a_subsequence_of_some_inputs_has_what_can_run(world, data):
-    graph, env = world
+@given(cases(once=True), st.data())
+def test_a_subsequence_of_some_inputs_has_the_modules_that_can_run(case, data):
+    graph, env = case
     seq = graph.build()
     have = data.draw(st.lists(st.sampled_from(GIVEN), unique=True))
     reached = set(have)
@@ -374,8 +374,8 @@ def test_a_subsequence_of_some_inputs_has_what_can_run(world, data):
 
 @examples(60)
 @given(any_graph)
-def test_places_of_the_outputs_agree(world):
-    graph, env = world
+def test_destinations_of_outputs_agree(case):
+    graph, env = case
     full = graph.run(env)
     outs = {key: full[key] for key in plain(graph.keys()[1])}
     for options, want in (
@@ -392,22 +392,22 @@ def test_places_of_the_outputs_agree(world):
             assert result.batch_size == (() if options["inplace"] is False else (B,))
             same(td, env)
         destination, td = TensorDict(batch_size=[B]), container(env)
-        assert seq(td, tensordict_out=destination) is destination  # which wins over `inplace`
+        assert seq(td, tensordict_out=destination) is destination  # overrides `inplace`
         same(destination, outs)
         same(td, env)
 
 
 @examples(60)
 @given(written_once, st.data())
-def test_skipping_what_is_there_changes_no_value(world, data):
-    graph, env = world
+def test_skipping_existing_outputs_changes_no_value(case, data):
+    graph, env = case
     full, seq = graph.run(env), graph.build()
     outs = plain(graph.keys()[1])
-    there = data.draw(st.lists(st.sampled_from(outs), unique=True)) if outs else []
+    existing = data.draw(st.lists(st.sampled_from(outs), unique=True)) if outs else []
     listed = data.draw(st.lists(st.sampled_from(outs), unique=True)) if outs else []
     for mode in (True, listed):
         with set_skip_existing(mode):
-            same(seq(container(env | {key: full[key] for key in there})), full)
+            same(seq(container(env | {key: full[key] for key in existing})), full)
     calls = []
     for module in seq.modules():
         if isinstance(module, Mix):
@@ -417,13 +417,13 @@ def test_skipping_what_is_there_changes_no_value(world, data):
     assert not calls
 
 
-# --- what is said about a sequence -------------------------------------------------------------
+# --- graphs and traces of a sequence -----------------------------------------------------------
 
 
 @examples(50)
-@given(worlds())
-def test_the_graph_agrees_with_the_sequence(world):
-    model, env = world
+@given(cases())
+def test_the_graph_agrees_with_the_sequence(case):
+    model, env = case
     seq = model.build()
     graph = seq.graph(container(env))
     steps = model.steps()
@@ -431,27 +431,27 @@ def test_the_graph_agrees_with_the_sequence(world):
     assert [node.in_keys for node in graph.nodes] == [step.ins for step in steps]
     assert [list(node.out_keys) for node in graph.nodes] == [plain(step.outs) for step in steps]
     writers, readers = {}, {}  # key -> steps that write it; (key, writer) -> whether it is read
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         for key in step.ins:
             readers[key, writers.get(key, [None])[-1]] = True
         for key in dict.fromkeys(plain(step.outs)):
-            writers.setdefault(key, []).append(place)
+            writers.setdefault(key, []).append(index)
     overwritten = {k for k, w in writers.items() if len(w) + (k in seq.in_keys) > 1}
     assert set(graph.overwritten) >= overwritten
     for key in overwritten:
         assert list(dict.fromkeys(graph.overwritten[key])) == [
-            graph.nodes[place].name for place in writers[key]
+            graph.nodes[index].name for index in writers[key]
         ]
     assert set(graph.results) == {k for k, w in writers.items() if (k, w[-1]) not in readers}
     td = env
     for node, step in zip(graph.nodes, steps, strict=True):
-        seen = graph.shapes.get(node.name, {"in": {}, "out": {}})
-        assert {k: s.shape for k, s in seen["in"].items()} == {k: td[k].shape for k in step.ins}
+        shapes = graph.shapes.get(node.name, {"in": {}, "out": {}})
+        assert {k: s.shape for k, s in shapes["in"].items()} == {k: td[k].shape for k in step.ins}
         td = step.run(td)
-        assert {k: s.shape for k, s in seen["out"].items()} == {
+        assert {k: s.shape for k, s in shapes["out"].items()} == {
             k: td[k].shape for k in plain(step.outs)
         }
-    for source in (seq.graph(), graph):  # before a call without shapes, but the same otherwise
+    for source in (seq.graph(), graph):  # before a call without shapes, otherwise equal
         assert (source.in_keys, source.results) == (graph.in_keys, graph.results)
         assert source.edges == graph.edges
     seq(container(env))
@@ -461,16 +461,16 @@ def test_the_graph_agrees_with_the_sequence(world):
 
 @examples(12)
 @given(any_graph)
-def test_any_graph_can_be_shown(world):
-    graph = world[0].build().graph()
+def test_any_graph_can_be_shown(case):
+    graph = case[0].build().graph()
     for text in (graph.mermaid(), graph.svg(), graph.program(), str(graph)):
-        assert text.count("Mix") >= len(world[0].steps())
+        assert text.count("Mix") >= len(case[0].steps())
 
 
 @examples(50)
-@given(worlds(selections=True, kinds=("list", "list", "dict", "wrapper")), st.data())
-def test_a_trace_gives_the_same(world, data):
-    graph, env = world
+@given(cases(selections=True, kinds=("list", "list", "dict", "wrapper")), st.data())
+def test_a_trace_gives_the_same(case, data):
+    graph, env = case
     outs = plain(graph.keys()[1])
     if outs and data.draw(st.booleans()):
         graph = replace(graph, selected=(data.draw(st.sampled_from(outs)),))
@@ -480,8 +480,8 @@ def test_a_trace_gives_the_same(world, data):
 
 @examples(50)
 @given(any_graph, st.data())
-def test_expected_inputs_are_those_that_are_read(world, data):
-    graph, _ = world
+def test_expected_inputs_must_be_the_read_keys(case, data):
+    graph, _ = case
     keys = graph.build().in_keys
     assert graph.build(expect_in_keys=data.draw(st.permutations(keys))).in_keys == keys
     with pytest.raises(ValueError, match="names 'nobody', which no module reads"):
@@ -534,24 +534,24 @@ def architectures(draw, depth=2):
     return tuple(plan)
 
 
-def network(plan, made=None):
-    made = [] if made is None else made  # linear layers so far
+def network(plan, linears=None):
+    linears = [] if linears is None else linears  # linear layers so far
     layers = []
     for kind, inner, number in plan:
-        if kind == "again" and made:
-            layers.append(made[number % len(made)])  # the same layer at another place
+        if kind == "again" and linears:
+            layers.append(linears[number % len(linears)])  # the same layer again
             continue
         layer = {
             "tanh": nn.Tanh,
             "scaled": Scaled,
             "norm": lambda: nn.LayerNorm(3),
-            "nested": lambda: nn.Sequential(*network(inner, made)),  # noqa: B023
-            "residual": lambda: Residual(*network(inner, made)),  # noqa: B023
+            "nested": lambda: nn.Sequential(*network(inner, linears)),  # noqa: B023
+            "residual": lambda: Residual(*network(inner, linears)),  # noqa: B023
         }.get(kind, lambda: nn.Linear(3, 3))()
-        if kind == "tied" and made:
-            layer.weight = made[number % len(made)].weight
+        if kind == "tied" and linears:
+            layer.weight = linears[number % len(linears)].weight
         if isinstance(layer, nn.Linear):
-            made.append(layer)
+            linears.append(layer)
         layers.append(layer)
     return layers
 
@@ -562,7 +562,7 @@ def built(plan, seed):
 
 
 def tensors(module):
-    """Every place of a tensor in a module, by name; one tensor may have several."""
+    """All tensors of a module by name; one tensor may have several names."""
     named = module.named_parameters(remove_duplicate=False)
     return dict(named) | dict(module.named_buffers(remove_duplicate=False))
 
@@ -572,7 +572,7 @@ seeds = st.integers(0, 99)
 
 @examples(40)
 @given(architectures(), seeds)
-def test_a_functional_module_with_its_parameters_is_the_module(plan, seed):
+def test_a_functional_module_with_its_parameters_equals_the_module(plan, seed):
     module, x = built(plan, seed), torch.rand(B, 3)
     want, before = module(x), tensors(module)
     params = make_functional(module)
@@ -595,7 +595,7 @@ def test_a_functional_module_with_its_parameters_is_the_module(plan, seed):
 
 @examples(30)
 @given(architectures(), seeds, st.integers(1, 3))
-def test_stacked_modules_under_vmap_are_the_loop(plan, seed, number):
+def test_stacked_modules_under_vmap_equal_a_loop(plan, seed, number):
     modules = [built(plan, seed + i) for i in range(number)]
     x = torch.rand(number, B, 3)
     want = torch.stack([module(row) for module, row in zip(modules, x, strict=True)])
@@ -618,7 +618,7 @@ def test_stacked_modules_under_vmap_are_the_loop(plan, seed, number):
 
 @examples(40)
 @given(architectures(), seeds, st.sampled_from([0.0, 0.25, 1.0]), st.booleans(), st.booleans())
-def test_a_target_moves_as_in_the_slow_loop(plan, seed, rate, by_tensor, as_container):
+def test_update_target_equals_a_simple_loop(plan, seed, rate, by_tensor, as_container):
     online, target = built(plan, seed), target_copy(built(plan, seed + 1))
     for module in (online, target):
         for leaf in tensors(module).values():
@@ -677,8 +677,8 @@ def suffixed(name, suffix):
 
 @examples(50)
 @given(composites(), st.sampled_from([(), (3,), (1, 4)]))
-def test_a_composite_is_its_parts(world, shape):
-    classes, params, keys = world
+def test_a_composite_equals_its_parts(case, shape):
+    classes, params, keys = case
     dist = CompositeDistribution(params, classes, name_map=keys)
     parts = {(keys or {}).get(n, n): cls(**params[n]) for n, cls in classes.items()}
     assert list(dist) == list(parts)
@@ -716,13 +716,13 @@ VALUES = st.sampled_from(["mean", "mode", "random", "deterministic"])
 
 @examples(50)
 @given(st.sampled_from(list(CLASSES)), VALUES, st.none() | VALUES, seeds)
-def test_the_value_is_the_one_that_the_interaction_type_names(cls, default, setting, seed):
+def test_the_interaction_type_selects_the_value(cls, default, setting, seed):
     params = TensorDict(batch_size=[B])
     torch.manual_seed(seed)
     for keyword, (low, extra) in CLASSES[cls].items():
         params[keyword] = low + 0.5 * torch.rand(B, *[extra] * bool(extra))
     names = list(params.keys())
-    part = cls(**params, validate_args=False)  # the mean of whole numbers is none
+    part = cls(**params, validate_args=False)  # the mean of integers is not in the support
     kind = setting or default
     if kind == "deterministic":
         kind = "mode" if part.has_enumerate_support else "mean"

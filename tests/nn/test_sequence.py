@@ -24,7 +24,7 @@ class Mine(Seq):
 
 
 class Foreign(nn.Module):
-    """A plain module with keys of its own."""
+    """A plain module with `in_keys` and `out_keys`."""
 
     in_keys = ["b"]
     out_keys = ["c"]
@@ -72,13 +72,13 @@ def test_ways_to_build(form):
 
 
 def test_one_module_twice_in_the_order_of_execution():
-    seen, module = [], step("a", "a")
+    calls, module = [], step("a", "a")
     modules = {
-        name: Mod(lambda x, name=name: seen.append(name) or x + 1, ["a"], ["a"])
+        name: Mod(lambda x, name=name: calls.append(name) or x + 1, ["a"], ["a"])
         for name in ("one", "two", "three")
     }
     seq = Seq({**modules, "four": module, "five": module})
-    assert call(seq, "container", {"a": 0}) == {"a": 5} and seen == ["one", "two", "three"]
+    assert call(seq, "container", {"a": 0}) == {"a": 5} and calls == ["one", "two", "three"]
     assert call(nn.Sequential(chain("a", "b"), chain("b", "c")), "container", {"a": 0})["c"] == 2
     assert call(Mod(chain("a", "b"), ["x"], ["z"]), "tensors") == {"z": 2}
 
@@ -176,7 +176,7 @@ def test_an_edit_keeps_the_selection():
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_keys_follow_edits_of_the_modules(deep):
-    """What a sequence reads and writes, dispatch, its parts and its graph, after any edit."""
+    """Keys of a sequence, dispatch, its parts and its graph, after any edit."""
     inner = chain("a", "b")
     seq = Seq(inner, step("k", "l")) if deep else inner
     assert call(seq, "tensors", {"a": 0, "k": 0})["b"] == 1
@@ -214,7 +214,7 @@ def test_selections_and_set_keys_after_edits_of_the_modules():
     assert seq.graph().shapes["1"]["out"]["d"].shape == (B,)
 
 
-def test_expected_keys_are_remembered():
+def test_expected_keys_are_stored():
     seq = chain("a", "b", expect_in_keys=["a"])
     with pytest.raises(ValueError, match="Did you mean 'b'"):
         seq.append(step("bb", "c"))
@@ -234,16 +234,16 @@ def test_selections_of_inputs_of_nested_keys_and_of_nothing():
     assert call(seq, "container", {"a": 0}) == {("n", "c"): 2}
     assert call(chain("a", "b").select_out_keys(), "container", {"a": 0}) == {}
     assert chain("a", "b", selected_out_keys=[]).out_keys == ["b"]
-    given, seq = TensorDict(), chain("a", "b", "c", selected_out_keys=["b"])
-    assert seq(start("a"), tensordict_out=given) is given and leaves(given) == {"b"}
+    out, seq = TensorDict(), chain("a", "b", "c", selected_out_keys=["b"])
+    assert seq(start("a"), tensordict_out=out) is out and leaves(out) == {"b"}
 
 
-# --- where outputs go ---------------------------------------------------------------------------
+# --- destination of outputs ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outer", [None, True, False, "empty"])
 @pytest.mark.parametrize("inner", [True, False, "empty"])
-def test_where_outputs_go(outer, inner):
+def test_inplace_and_destination(outer, inner):
     steps = [step("a", "b", inplace=inner), step("b", "c", inplace=inner)]
     seq, td = Seq(steps, inplace=outer), start("a")
     out = seq(td)
@@ -253,10 +253,10 @@ def test_where_outputs_go(outer, inner):
     assert out["c"].tolist() == [2] * B and leaves(td) == (leaves(out) if out is td else {"a"})
     bare = outer is False or outer is None and inner is False
     assert out.batch_size == (() if bare else (B,))
-    given, td = TensorDict(old=torch.zeros(B)), start("a")
-    assert seq(td, tensordict_out=given) is given and leaves(td) == {"a"}
-    assert leaves(given) == {"old", *written}
-    assert seq(start("a"), given) is given
+    into, td = TensorDict(old=torch.zeros(B)), start("a")
+    assert seq(td, tensordict_out=into) is into and leaves(td) == {"a"}
+    assert leaves(into) == {"old", *written}
+    assert seq(start("a"), into) is into
     seq.inplace = True
     assert seq(td) is td
 
@@ -280,20 +280,20 @@ def test_kinds_of_containers():
 
 
 @pytest.mark.parametrize(
-    "there, written", [(["a"], ["b", "c"]), ([("n", "x")], ["y"]), ([("n", "z")], [])], ids=str
+    "present, written", [(["a"], ["b", "c"]), ([("n", "x")], ["y"]), ([("n", "z")], [])], ids=str
 )
 @pytest.mark.parametrize("inner", [True, False, "empty"])
-def test_modules_without_inputs_are_left_out(there, written, inner):
+def test_modules_without_inputs_are_left_out(present, written, inner):
     modules = [step("a", "b"), step("b", "c"), step([("n", "x")], "y", inplace=inner)]
     seq = Seq(modules)
-    td, other = numbers({key: 0 for key in there}), start("a")
-    if ("n", "x") not in there:
+    td, other = numbers({key: 0 for key in present}), start("a")
+    if ("n", "x") not in present:
         with pytest.raises(KeyError):
             seq(td.copy())
     seq.partial_tolerant = True
     stack = lazy_stack([td, other])  # each member has what its inputs give
     assert seq(stack) is stack
-    assert leaves(td) == {*there, *written} and leaves(other) == {"a", "b", "c"}
+    assert leaves(td) == {*present, *written} and leaves(other) == {"a", "b", "c"}
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def second_time():
 
 
 def picky():
-    """Fails where there is another shape; it is called before, so that a program of it is kept."""
+    """Fails on another shape; called before, so that its program is cached."""
     module = Mod(lambda x: x if x.shape == (B,) else fail(x), ["b"], ["c"])
     seq = Seq({"x": step("a", "b"), "culprit": module})
     for _ in range(2):
@@ -383,29 +383,29 @@ def test_entries_written_before_a_failure_stay():
 # --- select_subsequence -------------------------------------------------------------------------
 
 GRAPH = [("a", "b"), ("b", "c"), ("c", "d"), ("a", "e"), (["b", "x"], "f")]
-PARTS = [  # in_keys, out_keys and the modules that are kept
+PARTS = [  # in_keys, out_keys and the indices of the modules that remain
     (["b", "x"], None, [1, 2, 4]),
     (["b"], ["d"], [1, 2]),
     (["a"], ["c", "e"], [0, 1, 3]),
 ]
 
 
-@pytest.mark.parametrize("ins, outs, kept", PARTS, ids=str)
-def test_a_part_of_a_graph(ins, outs, kept):
+@pytest.mark.parametrize("ins, outs, rest", PARTS, ids=str)
+def test_a_part_of_a_graph(ins, outs, rest):
     seq = Mine(*(step(i, o) for i, o in GRAPH), inplace="empty", partial_tolerant=True)
     named = Mine({f"m{i}": module for i, module in enumerate(seq)})
-    given = copy.deepcopy((ins, outs))
+    before = copy.deepcopy((ins, outs))
     part = seq.select_subsequence(in_keys=ins, out_keys=outs)
-    assert type(part) is Mine and list(part) == [seq[i] for i in kept] and len(seq) == 5
-    assert part.partial_tolerant is True and part.inplace == "empty" and given == (ins, outs)
+    assert type(part) is Mine and list(part) == [seq[i] for i in rest] and len(seq) == 5
+    assert part.partial_tolerant is True and part.inplace == "empty" and before == (ins, outs)
     expected = Seq(*part)
     assert (part.in_keys, part.out_keys) == (expected.in_keys, expected.out_keys)
     part = named.select_subsequence(ins, outs)
-    assert list(part.module) == [f"m{i}" for i in kept] and part[f"m{kept[0]}"] is seq[kept[0]]
+    assert list(part.module) == [f"m{i}" for i in rest] and part[f"m{rest[0]}"] is seq[rest[0]]
 
 
 @pytest.mark.parametrize("ins, outs", [(None, []), (["c"], ["b"])], ids=str)
-def test_nothing_is_left(ins, outs):
+def test_an_empty_selection_is_refused(ins, outs):
     with pytest.raises(ValueError, match="No modules left"):
         seq_of(*GRAPH).select_subsequence(in_keys=ins, out_keys=outs)
 
@@ -451,26 +451,26 @@ def test_copies_and_names():
     with torch.no_grad():
         for p in seq.parameters():
             p.fill_(7)
-    kept = list(seq.parameters())
+    parameters = list(seq.parameters())
     assert seq.reset_parameters_recursive() is None
-    assert all((p != 7).any() and p is q for p, q in zip(seq.parameters(), kept, strict=True))
+    assert all((p != 7).any() and p is q for p, q in zip(seq.parameters(), parameters, strict=True))
     assert not seq.eval()[0].module.training
 
 
 @pytest.mark.parametrize("form", ["container", "tensors"])
 def test_hooks_of_every_level_run(form):
-    seq, seen = linear_chain(), []
+    seq, calls = linear_chain(), []
     for name, module in seq.named_modules():
         if not isinstance(module, nn.ModuleList):
-            module.register_forward_hook(lambda m, a, o, name=name: seen.append(name))
+            module.register_forward_hook(lambda m, a, o, name=name: calls.append(name))
     seq(TensorDict({"x": torch.ones(B, T)}, [B]) if form == "container" else torch.ones(B, T))
-    assert seen == ["module.0.module", "module.0", "module.1.module", "module.1", ""]
+    assert calls == ["module.0.module", "module.0", "module.1.module", "module.1", ""]
     seq = chain("a", "b", "c")
     seq[0].register_forward_hook(lambda m, args, out: out.set("b", out["b"] + 10))
     assert call(seq, form, {"a": 0}) == {"b": 11, "c": 12}
 
 
-def test_forwards_of_ones_own(monkeypatch):
+def test_custom_forward_methods(monkeypatch):
     class Twice(Seq):
         def forward(self, tensordict, **kwargs):
             return super().forward(super().forward(tensordict, **kwargs), **kwargs)

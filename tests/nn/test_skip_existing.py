@@ -1,4 +1,4 @@
-"""`set_skip_existing`: modules whose outputs are there already need not run."""
+"""`set_skip_existing`: modules whose outputs exist already need not run."""
 
 import threading
 
@@ -29,11 +29,11 @@ def counted(in_keys, out_keys, **kwargs):
     return TensorDictModule(func, in_keys, out_keys, **kwargs), calls
 
 
-def found(keys):
+def zeros(keys):
     return TensorDict({key: zero for key in keys})
 
 
-SKIPPED = [  # the mode, what is written, what is there, and whether the module is skipped
+SKIPPED = [  # the mode, out_keys, existing keys, and whether the module is skipped
     (None, ["y"], ["x", "y"], False),
     (False, ["y"], ["x", "y"], False),
     (True, ["y"], ["x"], False),
@@ -52,12 +52,12 @@ SKIPPED = [  # the mode, what is written, what is there, and whether the module 
 ]
 
 
-@pytest.mark.parametrize("mode, out_keys, there, skipped", SKIPPED, ids=str)
-def test_what_is_skipped(mode, out_keys, there, skipped):
+@pytest.mark.parametrize("mode, out_keys, keys, skipped", SKIPPED, ids=str)
+def test_modules_are_skipped_if_their_outputs_exist(mode, out_keys, keys, skipped):
     assert skip_existing() is False
     for inplace in (True, False, "empty"):
         module, calls = counted(["x"], out_keys, inplace=inplace)
-        td = found(there)
+        td = zeros(keys)
         if mode is None:
             out = module(td)
         else:
@@ -66,11 +66,11 @@ def test_what_is_skipped(mode, out_keys, there, skipped):
         assert len(calls) == (0 if skipped else 1)
         assert (out is td) is (skipped or inplace is True)
         assert out_keys == ["_"] or out[out_keys[0]] == len(calls)
-    if mode is True and "_" not in out_keys and "x" in there:
+    if mode is True and "_" not in out_keys and "x" in keys:
         for last in (False, True):  # a module after it is skipped by itself
             steps = [counted(["x"], out_keys), counted(out_keys[:1], ["z"])]
             with set_skip_existing():
-                TensorDictSequential([module for module, _ in steps])(found([*there, *"z" * last]))
+                TensorDictSequential([module for module, _ in steps])(zeros([*keys, *"z" * last]))
             assert [len(calls) for _, calls in steps] == [not skipped, not last]
 
 
@@ -152,7 +152,7 @@ def test_a_decorated_forward(args, outside, skipped):
         assert own(TensorDict(x=zero))["x"] == 1
 
 
-def test_what_may_be_decorated_and_a_selection_of_nothing():
+def test_invalid_decorations_and_an_empty_selection():
     @set_skip_existing()
     def forward(self, tensordict):
         """What it does."""
@@ -164,18 +164,18 @@ def test_what_may_be_decorated_and_a_selection_of_nothing():
     module = made(None).select_out_keys()
     with set_skip_existing():
         module(TensorDict(x=zero))
-    assert module.calls == 0  # nothing is asked for, so everything is there
+    assert module.calls == 0  # no output is selected, so none is missing
 
 
 # --- threads ------------------------------------------------------------------------------------
 
 
 def in_thread(func):
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(func()))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(func()))
     thread.start()
     thread.join()
-    return seen[0]
+    return results[0]
 
 
 def test_blocks_of_all_threads_and_of_one():
@@ -187,8 +187,8 @@ def test_blocks_of_all_threads_and_of_one():
         assert skip_existing() is True
     with set_skip_existing(thread_local=True):
         assert skip_existing() is True and in_thread(skip_existing) is False
-        module(found(["x", "y"]))
+        module(zeros(["x", "y"]))
         assert not calls
-        in_thread(lambda: module(found(["x", "y"])))
+        in_thread(lambda: module(zeros(["x", "y"])))
         assert len(calls) == 1
     assert skip_existing() is False

@@ -92,16 +92,16 @@ def entries():
 
 @pytest.mark.parametrize("make, factor", [(Critic, 1), (Doubled, 2)])
 def test_between_tensorclasses_and_as_a_keyed_module(make, factor):
-    critic, seen, td = make(), [], TensorDict({**entries(), "more": torch.zeros(B, A)}, [B])
+    critic, calls, td = make(), [], TensorDict({**entries(), "more": torch.zeros(B, A)}, [B])
     obs = Obs(**entries(), batch_size=[B])
     obs.pixels.requires_grad_()
     pixels, speed = entries().values()
     expected = factor * (pixels @ critic.net.weight.T + critic.net.bias + speed)
     assert (make.input_type, make.output_type) == (Obs, Value)
     assert (critic.input_type, critic.output_type) == (Obs, Value)
-    critic.register_forward_hook(lambda module, args, out: seen.append((type(args[0]), out)))
+    critic.register_forward_hook(lambda module, args, out: calls.append((type(args[0]), out)))
     out = critic(obs)
-    assert type(out) is Value and out.batch_size == (B,) and seen == [(Obs, out)]
+    assert type(out) is Value and out.batch_size == (B,) and calls == [(Obs, out)]
     assert_close(out.value, expected)
     out.value.sum().backward()
     assert_close(critic.net.bias.grad, torch.tensor([float(B * factor)]))
@@ -118,7 +118,7 @@ def test_between_tensorclasses_and_as_a_keyed_module(make, factor):
         assert [id(p) for p in keyed.parameters()] == [id(p) for p in critic.parameters()]
         assert all(name.endswith((".net.weight", ".net.bias")) for name in keyed.state_dict())
         assert "TensorClassModuleWrapper" in repr(keyed) and make.__name__ in repr(keyed)
-    assert {kind for kind, _ in seen} == {Obs} and not critic.eval().net.training
+    assert {kind for kind, _ in calls} == {Obs} and not critic.eval().net.training
     double = TensorDictModule(lambda value: 2 * value, ["value"], ["twice"])
     seq = TensorDictSequential(keyed, double)
     assert seq.in_keys == ["pixels", "speed"] and seq.out_keys == ["value", "twice"]

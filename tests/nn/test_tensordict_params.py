@@ -1,4 +1,4 @@
-"""Containers of parameters in other modules: what torch does to a module reaches their tensors."""
+"""Containers of parameters in other modules: torch's methods of a module apply to their tensors."""
 
 import copy
 import gc
@@ -76,9 +76,9 @@ def test_names():
     assert params.get_buffer("n.i") is params["n", "i"]
     with pytest.raises(AttributeError):
         params.get_parameter("n.c")
-    seen = []
-    params.apply(lambda leaf: seen.append(tuple(leaf.shape)))
-    assert seen == [(A,), (B,), (B,)]
+    shapes = []
+    params.apply(lambda leaf: shapes.append(tuple(leaf.shape)))
+    assert shapes == [(A,), (B,), (B,)]
     layers = nn.ModuleList([make(), make()])
     assert len(list(layers.parameters())) == 4 and "1.n.b" in layers.state_dict()
     module.params = Params(TensorDict(v=torch.ones(1)))
@@ -93,14 +93,14 @@ def test_state_dict_round_trip(assign):
     for leaf in source.params.parameters():
         leaf.data.normal_()
     source.params["n", "i"].add_(5)
-    state, kept = source.state_dict(), list(target.parameters())
+    state, parameters = source.state_dict(), list(target.parameters())
     assert list(state)[2:] == ["params.w", "params.n.b", "params.n.i"]
     assert not state["params.w"].requires_grad
     assert source.state_dict(keep_vars=True)["params.w"] is source.params["w"]
     matched = "<All keys matched successfully>"
     assert str(target.load_state_dict(state, assign=assign)) == matched
     assert (target.params == source.params).all()
-    assert assign or same(list(target.parameters()), kept)
+    assert assign or same(list(target.parameters()), parameters)
     assert isinstance(target.params["w"], nn.Parameter)
     lacking = {name: leaf for name, leaf in state.items() if name != "params.w"}
     assert target.load_state_dict(lacking, strict=False).missing_keys == ["params.w"]
@@ -148,11 +148,11 @@ def test_moves_casts_and_modes():
     assert same(list(params.parameters()), [params["w"], params["n", "b"]])
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "saved"])
-def test_copies(how):
+@pytest.mark.parametrize("method", ["deepcopy", "saved"])
+def test_copies(method):
     module = Holder()
     module.params.n.lock_()
-    if how == "deepcopy":
+    if method == "deepcopy":
         twin = copy.deepcopy(module)
     else:
         file = io.BytesIO()
@@ -183,9 +183,9 @@ def test_swapped_with_to_module(lock):
 
 @pytest.mark.parametrize("lock", [False, True])
 @pytest.mark.parametrize("kind", [Holder, NestedHolder])
-def test_functional_call_uses_the_values_and_puts_them_back(kind, lock):
+def test_functional_call_uses_the_values_and_restores_the_parameters(kind, lock):
     module, x = kind(lock=lock), torch.ones(A)
-    kept, before = list(module.parameters()), module(x).item()
+    parameters, before = list(module.parameters()), module(x).item()
     values = {name: torch.full_like(p, 2) for name, p in module.named_parameters()}
 
     def call(values, x):
@@ -196,14 +196,14 @@ def test_functional_call_uses_the_values_and_puts_them_back(kind, lock):
     assert module(x).item() == before
     shift = functional_call(module, {"params.n.b": torch.full((B,), 5.0)}, (x,)) - before
     assert shift.item() == pytest.approx(4 * B * (2 if more else 1))
-    for wrong, given, strict, words in (
+    for wrong, arguments, strict, words in (
         (values, torch.ones(A + 1), False, "size|shape"),
         ({"params.n.zz": torch.ones(1)}, x, True, "params.n.zz"),
     ):
         with pytest.raises(RuntimeError, match=words):
-            functional_call(module, wrong, (given,), strict=strict)
-    assert same(list(module.parameters()), kept) and module.params["w"] is kept[2]
-    assert module.params["n", "b"] is module.params._parameters["n.b"] is kept[3]
+            functional_call(module, wrong, (arguments,), strict=strict)
+    assert same(list(module.parameters()), parameters) and module.params["w"] is parameters[2]
+    assert module.params["n", "b"] is module.params._parameters["n.b"] is parameters[3]
     grads = torch.func.grad(lambda v: call(v, x).sum())(values)
     assert grads["params.n.b"].tolist() == [2 if more else 1] * B
     stacked = {name: torch.stack([v, v + 1]) for name, v in values.items()}
@@ -212,10 +212,10 @@ def test_functional_call_uses_the_values_and_puts_them_back(kind, lock):
     if not lock:
         compiled = torch.compile(call, fullgraph=True, backend="eager")
         assert torch.equal(compiled(values, x), call(values, x)) and module(x).item() == before
-        assert same(list(module.parameters()), kept)
+        assert same(list(module.parameters()), parameters)
 
 
-def test_one_that_is_taken_out_stands_alone_and_is_freed():
+def test_a_removed_container_is_independent_and_is_freed():
     params = make()
     old, leaf = params.n, weakref.ref(params.w)
     params["n"] = TensorDict(b=torch.zeros(1))
@@ -246,7 +246,7 @@ def test_attributes():
     assert type(nested) is type(params.get_submodule("n")) is Params
     assert type(params["n"]) is TensorDict and names(nested) == ["b"] and buffers(nested) == ["i"]
     assert nested.b is params["n", "b"] and nested["i"] is params["n", "i"]
-    params["n", "c"] = torch.ones(1)  # later changes are seen on both sides
+    params["n", "c"] = torch.ones(1)  # later changes are visible on both sides
     params["n", "b"] = torch.zeros(B)
     nested["d"] = torch.ones(1)
     assert isinstance(nested.c, nn.Parameter) and isinstance(params["n", "d"], nn.Parameter)
@@ -283,7 +283,7 @@ def test_assigned_attributes():
 
 
 @pytest.mark.parametrize("lock", [False, True])
-def test_what_is_put_into_the_registries_is_in_the_container(lock):
+def test_tensors_put_into_the_registries_are_in_the_container(lock):
     params, w, b = make(lock=lock), nn.Parameter(torch.ones(A)), torch.zeros(B)
     assert sums(params["n"]) == [2, 1]
     params._parameters["w"], params._parameters["n.b"] = w, b
@@ -344,7 +344,7 @@ def test_shared_leaves_are_registered_once(leaf):
 
 
 @pytest.mark.parametrize("no_convert", [False, True, "skip"])
-def test_what_becomes_a_parameter(no_convert):
+def test_which_tensors_become_parameters(no_convert):
     w, buffer = nn.Parameter(torch.ones(1)), nn.Buffer(torch.ones(1))
     source = TensorDict(w=w, v=torch.ones(1), i=torch.arange(1), b=buffer)
     params = Params(source, no_convert=no_convert)
@@ -356,7 +356,7 @@ def test_what_becomes_a_parameter(no_convert):
     assert isinstance(params["x"], nn.Parameter) is (not no_convert)
 
 
-def test_ways_to_make_one():
+def test_constructors():
     assert names(Params({"a": {"b": torch.ones(1)}})) == ["a.b"] and not list(Params().keys())
     for lock in (False, True):
         made = TensorDict.from_module(nn.Linear(A, 1), as_module=True, lock=lock)
@@ -371,11 +371,11 @@ def test_ways_to_make_one():
         assert names(made) == ["w", "n.b"]
 
 
-def test_what_is_set_is_converted_and_registered():
-    params, given = make(), nn.Parameter(torch.ones(1))
-    params["v"], params["n", "c"], params["k"] = given, torch.ones(1), torch.arange(2)
+def test_set_tensors_are_converted_and_registered():
+    params, parameter = make(), nn.Parameter(torch.ones(1))
+    params["v"], params["n", "c"], params["k"] = parameter, torch.ones(1), torch.arange(2)
     params.update({"m": {"d": torch.ones(1)}})
-    assert params["v"] is given and sorted(names(params)) == ["m.d", "n.b", "n.c", "v", "w"]
+    assert params["v"] is parameter and sorted(names(params)) == ["m.d", "n.b", "n.c", "v", "w"]
     assert isinstance(params["m", "d"], nn.Parameter) and "k" in buffers(params)
     assert isinstance(params.setdefault("s", torch.ones(1)), nn.Parameter)
     assert params.setdefault("w", torch.ones(A)).tolist() == [0] * A
@@ -391,7 +391,7 @@ def test_what_is_set_is_converted_and_registered():
     params.set_("v", torch.zeros(1))
     with params.unlock_():
         params["x"] = torch.ones(1)
-    assert given.item() == 0 and isinstance(params["x"], nn.Parameter)
+    assert parameter.item() == 0 and isinstance(params["x"], nn.Parameter)
     rows = Params(TensorDict(a=torch.zeros(B, A), batch_size=[B]))
     rows.set_at_("a", torch.ones(A), 0)
     rows.update_at_(TensorDict(a=torch.full((A,), 2.0)), 1)
@@ -452,16 +452,16 @@ def test_writes_in_place_change_the_parameter_itself(write, hooked):
     assert w.tolist() == [0] * A and b.tolist() == [0] * B and b.requires_grad
 
 
-def test_a_hook_stands_between_reader_and_tensor():
-    params, seen = make(), []
+def test_get_hooks_are_called_with_each_read_tensor():
+    params, calls = make(), []
 
     def hook(container, value):
-        seen.append(container)
+        calls.append(container)
         return value + 1
 
     assert params.register_get_post_hook(hook) is None
-    assert params.get("absent") is None and params.get("absent", 3) == 3 and not seen
-    assert params["w"].tolist() == params.get("w").tolist() == [1] * A and seen[0] is params
+    assert params.get("absent") is None and params.get("absent", 3) == 3 and not calls
+    assert params["w"].tolist() == params.get("w").tolist() == [1] * A and calls[0] is params
     assert params["n", "b"].tolist() == params.get(("n", "b")).tolist() == [2] * B
     assert sums(params) == [3, 4, 3] and dict(params.items())["w"].tolist() == [1] * A
     assert dict(params.items(True, True))["n", "b"].tolist() == [2] * B
@@ -476,7 +476,7 @@ def test_a_hook_stands_between_reader_and_tensor():
     ):
         assert plain.tolist() == [0] * A
     params = make()
-    params.register_get_post_hook(lambda *_: None)  # which keeps the value
+    params.register_get_post_hook(lambda *_: None)  # which leaves the value
     assert params["w"].tolist() == [0] * A
     params.register_get_post_hook(lambda _, leaf: leaf * 2)
     params["w"].sum().backward()

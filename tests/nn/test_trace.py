@@ -116,7 +116,7 @@ def tree(td):
 
 
 def same(module, td=None):
-    """Trace a module, and compare what both do to equal containers; returns the traced one."""
+    """Traces a module, and compares both on equal containers; returns the traced one."""
     traced = symbolic_trace(module)
     td = inputs() if td is None else td
     mine, theirs = td.clone(), td.clone()
@@ -146,10 +146,10 @@ MODULES = {
         keyed(nn.Linear(T, 4), ["z"], ["params"]),
         keyed(NormalParamExtractor(), ["params"], ["loc", "scale"]),
     ),
-    # what torch.fx can't follow is one call
+    # modules that torch.fx cannot trace are one call
     "branch": lambda: seq(keyed(Branch(), ["z"], ["a", "b"]), keyed(Net(), ["b"], ["y"])),
     "branch with a dict": lambda: keyed(Named(), ["z"], ["a", "b"]),
-    # where outputs go
+    # destination of outputs
     "fresh": lambda: step("z", "y", inplace=False),
     "empty": lambda: step("z", "y", inplace="empty"),
     "sequence in place": lambda: two(inplace=True),
@@ -306,7 +306,7 @@ ERRORS = [  # what is traced, and words of the error
 
 
 @pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_what_cannot_be_traced_is_refused(row):
+def test_modules_that_cannot_be_traced_are_refused(row):
     make, words = ERRORS[row]
     with pytest.raises(TypeError, match=words or None):
         symbolic_trace(make())

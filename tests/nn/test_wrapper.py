@@ -24,7 +24,7 @@ T, A = 3, 5
 
 
 class Scaled(Wrapper):
-    """Ten times what the module gives."""
+    """Ten times the output of the module."""
 
     def forward(self, tensordict):
         return self.td_module(tensordict).apply(lambda x: x * 10)
@@ -49,7 +49,7 @@ def pair():
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_keys_and_attributes_are_those_of_the_module(depth):
+def test_a_wrapper_has_the_keys_and_attributes_of_the_module(depth):
     module = Counter(nn.Linear(T, A), [("n", "x")], ["z"])
     module.note, module._note = "mine", "hidden"
     wrapper = module
@@ -83,7 +83,7 @@ def test_keys_and_attributes_are_those_of_the_module(depth):
     assert not wrapper.eval().td_module.training
 
 
-def test_where_outputs_go_and_sequences():
+def test_destination_of_outputs_and_sequences():
     out = TensorDict({}, [2])
     assert Wrapper(pair())(numbers(), tensordict_out=out) is out and leaves(out) == {"u", "v"}
     wrapper = Wrapper(chain("x", "h", "z"))
@@ -109,15 +109,15 @@ def test_selections_and_hooks():
         selected.reset_out_keys()
         assert call(wrapper, "container") == {"u": 2, "v": 3}
     assert Wrapper(pair().select_out_keys("u")).out_keys == ["u"]
-    module, seen = Mod(Scale(), ["x"], ["z"]), []
+    module, calls = Mod(Scale(), ["x"], ["z"]), []
     wrapper = Wrapper(module)
-    wrapper.register_forward_hook(lambda m, a, o: seen.append("wrapper"))
+    wrapper.register_forward_hook(lambda m, a, o: calls.append("wrapper"))
     wrapper.register_forward_pre_hook(
         lambda m, args, kwargs: (args, {**kwargs, "scale": 3}), with_kwargs=True
     )
     for form in ("container", "keywords"):
         call(wrapper, form)
-        assert seen.pop() == "wrapper" and not seen and module.module.seen == {"scale": 3}
+        assert calls.pop() == "wrapper" and not calls and module.module.last_kwargs == {"scale": 3}
 
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
@@ -176,7 +176,7 @@ def test_a_function_is_called_as_a_keyed_module():
         as_tensordict_module(["x"], ["z"])
 
 
-def test_a_method_knows_its_object(in_threads):
+def test_a_decorated_method_gets_its_object(in_threads):
     bags, zero, wrong = [Bag(1), Big(10)], torch.zeros(()), []
     for bag in bags + bags[::-1]:
         td = bag.more(TensorDict(c=zero))
@@ -191,7 +191,7 @@ def test_a_method_knows_its_object(in_threads):
 
     in_threads(work)
     assert wrong == []
-    gone = weakref.ref(bags[0])
+    ref = weakref.ref(bags[0])
     del bag, bags
     gc.collect()
-    assert gone() is None
+    assert ref() is None
