@@ -289,7 +289,7 @@ def test_extend_can_return_the_tree():
     assert repr(forest) == "MCTSForest(12 steps between 13 observations)"
 
 
-# ---------------------------------------------------------------------------- errors
+# --------------------------------------------------------------------------- errors
 
 
 def changed_rollout(**changes):

@@ -292,7 +292,7 @@ def reachable(counts, state):
     return found
 
 
-# ---------------------------------------------------------------------------- the tests can fail
+# ------------------------------------------------------------------- the tests can fail
 
 
 def last_first(graph, node):

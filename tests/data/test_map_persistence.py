@@ -63,7 +63,7 @@ def folder(tmp_path):
     return tmp_path / "map"
 
 
-# ---------------------------------------------------------------------------------- round trips
+# ------------------------------------------------------------------------------------- round trips
 
 
 def hashed(*hash_modules, **options):
@@ -192,7 +192,7 @@ def test_other_folders_are_left_alone(folder):
     assert sorted(os.listdir(folder)) == ["map", "storage", "thesis.txt"]
 
 
-# ------------------------------------------------------------------------- killed, and concurrent
+# -------------------------------------------------------------------------- killed, and concurrent
 
 WIDTH = 500
 

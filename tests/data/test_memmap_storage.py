@@ -44,7 +44,7 @@ def numbers_of(storage):
     return numbers_in(storage.get(storage.rows()))
 
 
-# -------------------------------------------------------------------------------- reopened
+# ----------------------------------------------------------------------------------------- reopened
 
 
 def test_a_reopened_storage_continues(folder):
@@ -338,7 +338,7 @@ def test_files_of_a_killed_first_write_are_overwritten(folder):
         assert numbers_of(storage) == [0, 1, 2, 3]
 
 
-# ------------------------------------------------------------------- side effects
+# ------------------------------------------------------------------------------------- side effects
 
 
 def test_no_signal_handlers_no_temporary_files_no_output(folder, monkeypatch, tmp_path, capfd):

@@ -142,7 +142,7 @@ def test_clone_of_the_call_overrides_that_of_the_constructor():
             assert out is td
 
 
-# --------------------------------------------------------------------------------- components
+# ----------------------------------------------------------------------------------- components
 
 
 def test_hash_modules():
@@ -221,7 +221,7 @@ def test_exact_queries_distinguish_equal_hashes_by_content():
         exact(hash_to_int=lambda hashes, extend: hashes)
 
 
-# ----------------------------------------------------------------------- equality of content
+# -------------------------------------------------------------------------- equality of content
 
 
 @pytest.mark.parametrize("in_keys", ["a", ["a", "a"]], ids=["one key", "two keys"])

@@ -216,7 +216,7 @@ def test_exponents_and_rules_of_weights():
     assert buffer.extend(steps(2, 1)).tolist() == [2] and drawn(buffer) == {2}
 
 
-# ------------------------------------------------------------------------------------- components
+# ---------------------------------------------------------------------------------- components
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -406,7 +406,7 @@ def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path):
         assert other[:]["obs"][:, 0].tolist() == [20, 21] and drawn(other) <= {0, 1}
 
 
-# --------------------------------------------------- state and storage saved separately
+# ---------------------------------------------------------- state and storage saved separately
 
 
 @pytest.mark.parametrize("more", [0, 3, 8, 25])  # 8: the ring wraps; 25: nothing is known of it

@@ -80,7 +80,7 @@ def same_states(a, b):
     return True
 
 
-# ------------------------------------------------------------------------------- content of windows
+# -------------------------------------------------------------------------- content of windows
 
 
 def test_windows_of_two_interleaved_environments_worked_by_hand():
@@ -432,7 +432,7 @@ def test_a_failed_addition_leaves_complete_episodes():
     assert buffer.read(torch.tensor([7]))["obs"].tolist() == [[50, 51]]
 
 
-# ----------------------------------------------------------------------------- resuming
+# ------------------------------------------------------------------------------------ resuming
 
 
 def play(buffer, seed, num_batches=4):

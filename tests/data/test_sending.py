@@ -168,7 +168,7 @@ def test_a_storage_on_disk_is_sent_as_a_reader_or_not_at_all(tmp_path):
             pickle.dumps(buffer)
 
 
-# ---------------------------------------------------------------- separate generators
+# --------------------------------------------------------------------- separate generators
 
 
 @MADE

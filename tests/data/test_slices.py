@@ -195,7 +195,7 @@ def test_slices_are_drawn_by_the_priority_of_their_first_step():
     assert_close(slices["priority_weight"], weight)
 
 
-# ------------------------------------------------------------------------- all samplers
+# --------------------------------------------------------------------------------- all samplers
 
 SAMPLERS = {
     "with": lambda: SliceSampler(num_slices=2),

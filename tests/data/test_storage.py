@@ -259,7 +259,7 @@ def test_invalid_rows_and_sizes_are_refused(tmp_path):
     assert storage.structure is None and len(storage) == 0
 
 
-# ------------------------------------------------------------------------- forms of row numbers
+# ---------------------------------------------------------------------------- forms of row numbers
 
 
 def test_rows_may_be_indexed_in_many_ways(make):

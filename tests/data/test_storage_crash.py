@@ -345,7 +345,7 @@ def test_the_log_from_before_a_flush_is_not_used(tmp_path):
             assert numbers_in(found.get([1])) == [expected]
 
 
-# --------------------------------------------------------------------------------- saved folders
+# ----------------------------------------------------------------------------------- saved folders
 
 
 def test_killed_while_it_saves(tmp_path):

@@ -231,7 +231,7 @@ def test_a_temporary_folder_is_removed_with_its_storage():
     assert not os.path.exists(folder)
 
 
-# ------------------------------------------------------------------------------- the best items
+# ----------------------------------------------------------------------------- the best items
 
 
 def scored(*scores):
@@ -340,7 +340,7 @@ def test_a_map_is_a_tensor_map_with_errors_like_those_of_sequences():
     assert torch.tensor([5, 3]) in OddNumbers() and torch.tensor([5, 4]) not in OddNumbers()
 
 
-# ----------------------------------------------------------------- items of different shapes
+# ------------------------------------------------------------------ items of different shapes
 
 
 def episode(n, reward=1.0):

@@ -137,7 +137,7 @@ def test_a_node_is_centred_on_its_children():
     assert len({box[0] for box in children}) == 1  # one column
 
 
-# ------------------------------------------------------------------------ texts
+# --------------------------------------------------------------------------- texts
 
 
 def test_figures_of_nodes_and_edges():

@@ -95,7 +95,7 @@ def test_done_is_terminated_if_the_caller_maps_it(form, tmp_path, monkeypatch):
         assert not td["truncated"].any() and td["truncated"].dtype is torch.bool
 
 
-# ------------------------------------------------------------------------------ errors
+# --------------------------------------------------------------------------------------- errors
 
 ONES = np.ones(3)
 

@@ -124,7 +124,7 @@ def test_metadata_and_attributes(tmp_path):
         assert wrong.path.endswith("metadata.json") and why in wrong.why
 
 
-# ------------------------------------------------------------------------------------ errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 def not_a_bool(raw, file):
