@@ -1,4 +1,4 @@
-"""The front of the command line: help, mistakes, exit statuses, and that it comes at once."""
+"""The command line's entry: help, mistakes, exit statuses, and a quick start."""
 
 import io
 import os
@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = [name for group in GROUPS.values() for name in group]
 
 
-def raffia(*words, code="", **options):
+def raffia(*args, code="", **options):
     options = {"capture_output": True, "text": True, "timeout": 60} | options
     command = [sys.executable, "-c", code] if code else RAFFIA
-    return subprocess.run([*command, *words], env=environment(), **options)
+    return subprocess.run([*command, *args], env=environment(), **options)
 
 
 def test_help_names_each_command(capsys, monkeypatch):
@@ -45,26 +45,26 @@ TRAIN = ["train efficientzero", "train efficientzero --preset cartpole"]
 TRAIN += ["train ilql", "train ilql --preset wordle", "sweep efficientzero", "sweep ilql"]
 
 
-@pytest.mark.parametrize("words", ["", *COMMANDS, *TRAIN])
-def test_help_has_examples_and_fits_the_terminal(words, monkeypatch, capsys):
+@pytest.mark.parametrize("args", ["", *COMMANDS, *TRAIN])
+def test_help_has_examples_and_fits_the_terminal(args, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
     for columns in (80, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert main([*words.split(), "--help"]) == 0
+        assert main([*args.split(), "--help"]) == 0
         text = capsys.readouterr().out
         prose, _, examples = text.partition("\nexamples:")
-        calls = ("usage:", " " * 7)  # are to be copied, and stay in one piece
+        calls = ("usage:", " " * 7)  # calls are to be copied, and stay on one line
         width = max(len(line) for line in prose.splitlines() if not line.startswith(calls))
         assert width <= min(columns, 100) and len(text.splitlines()) > 5
         assert columns > 80 or max(map(len, text.splitlines())) <= 80
-        assert words not in TRAIN or ">>>" not in text  # it speaks of settings, not of Python
-    assert f"usage: raffia {words.partition(' --')[0] or 'COMMAND'}" in text
-    assert words not in COMMANDS or f"  raffia {words}" in examples
-    if words in TRAIN:
+        assert args not in TRAIN or ">>>" not in text  # it shows settings, not Python
+    assert f"usage: raffia {args.partition(' --')[0] or 'COMMAND'}" in text
+    assert args not in COMMANDS or f"  raffia {args}" in examples
+    if args in TRAIN:
         assert "--seed INT" in text and "--evaluate.target_return" in text
     else:
-        assert main(["help", *words.split()]) == 0 and capsys.readouterr().out == text
+        assert main(["help", *args.split()]) == 0 and capsys.readouterr().out == text
 
 
 def test_the_help_of_a_sweep_has_its_own_flags_first(capsys):
@@ -97,29 +97,29 @@ def test_without_a_command_there_is_help_and_a_failure_and_a_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     ["--help", "train --help", "list", "resume gone", "train efficientzero --preset smoke --help"],
 )
-def test_what_needs_no_torch_does_not_wait_for_it(words, tmp_path):
+def test_commands_that_do_not_need_torch_do_not_import_it(args, tmp_path):
     program = (
         "import sys; from raffia.cli import main; main(sys.argv[1:])\n"
         "import raffia.cli.ilql, raffia.cli.chat, raffia.cli.play, raffia.cli.export\n"
         "slow = [name for name in ('torch', 'numpy', 'gymnasium', 'rich') if name in sys.modules]\n"
         "sys.exit(' '.join(slow) or 0)"
     )
-    done = raffia(*words.split(), code=program, cwd=tmp_path)
+    done = raffia(*args.split(), code=program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def raising(error):
-    def command(words):
+    def command(args):
         raise error
 
     return command
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (UsageError("no such thing", "raffia list"), 2, "error: no such thing\n  raffia list\n"),
         (ConfigError("no such setting"), 2, "error: no such setting\n  raffia demo --help\n"),
@@ -131,22 +131,22 @@ def raising(error):
         (SystemExit("why"), 1, "why\n"),
     ],
 )
-def test_errors_become_a_line_and_an_exit_status(error, status, said, monkeypatch, capsys):
+def test_errors_become_a_line_and_an_exit_status(error, status, message, monkeypatch, capsys):
     monkeypatch.setattr(commands, "_command", lambda name: raising(error))
     assert main(["demo"]) == status
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
     if isinstance(error, OSError):
         error.add_note("raffia resume runs/x")
         assert main(["demo"]) == status
-        assert capsys.readouterr().err == f"{said}raffia resume runs/x\n"
+        assert capsys.readouterr().err == f"{message}raffia resume runs/x\n"
 
 
-def test_what_raffia_words_is_told_and_what_is_a_fault_shows_where_it_arose(monkeypatch, capsys):
+def test_errors_of_raffia_are_one_line_and_bugs_show_a_traceback(monkeypatch, capsys):
     assert main(["--debug", "evalute"]) == 1
     assert "Traceback" in capsys.readouterr().err
     assert main(["evalute", "--debug"]) == 1
     capsys.readouterr()
-    monkeypatch.setattr(commands, "_command", lambda name: asks_too_little)
+    monkeypatch.setattr(commands, "_command", lambda name: invalid_search)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == "error: num_simulations=0 must be at least 1\n"
     for error in (ValueError("deep within"), AttributeError("a fault")):
@@ -155,15 +155,15 @@ def test_what_raffia_words_is_told_and_what_is_a_fault_shows_where_it_arose(monk
         assert "Traceback" in capsys.readouterr().err
 
 
-def asks_too_little(words):
+def invalid_search(args):
     return SearchConfig(num_simulations=0)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["train", "efficientzero", "--help"]])
-def test_a_reader_that_leaves_gets_no_traceback(words):
+@pytest.mark.parametrize("args", [["--help"], ["list"], ["train", "efficientzero", "--help"]])
+def test_a_closed_pipe_gives_no_traceback(args):
     read, write = os.pipe()
     os.close(read)
-    done = raffia(*words, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    done = raffia(*args, capture_output=False, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert done.returncode == 128 + signal.SIGPIPE
     assert done.stderr == ""
@@ -174,8 +174,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "efficientzero", "--help"]])
-def test_colour_is_for_terminals_that_want_it(words, monkeypatch):
+@pytest.mark.parametrize("args", [["--help"], ["train", "efficientzero", "--help"]])
+def test_colour_is_for_terminals_that_want_it(args, monkeypatch):
     for variables, coloured in (
         ({"TERM": "xterm"}, True),
         ({"TERM": "dumb"}, False),
@@ -185,5 +185,5 @@ def test_colour_is_for_terminals_that_want_it(words, monkeypatch):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "stdout", Terminal())
-        assert main(words) == 0
+        assert main(args) == 0
         assert ("\033[" in sys.stdout.getvalue()) is coloured

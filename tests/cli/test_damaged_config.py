@@ -1,4 +1,4 @@
-"""A run whose config.json cannot be read: what is said, and what can still be called."""
+"""A run whose config.json cannot be read: the error, and the calls that still work."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_the_call_that_works_is_named(command, text, tmp_path, monkeypatch, caps
     (run / "config.json").write_text(text)
     (run / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n')
     assert main([command, "runs/a"]) == 2
-    said = capsys.readouterr().err
-    assert "error: runs/a/config.json" in said and "replace it by a copy" in said
-    assert said.endswith("\n  raffia report runs/a\n") and "--help" not in said
+    message = capsys.readouterr().err
+    assert "error: runs/a/config.json" in message and "replace it by a copy" in message
+    assert message.endswith("\n  raffia report runs/a\n") and "--help" not in message
     assert main(["report", "runs/a", "--out", "page.html"]) == 0

@@ -1,4 +1,4 @@
-"""`raffia doctor`: what it says of machines that lack something."""
+"""`raffia doctor`: its checks on machines that lack something."""
 
 import importlib.util
 import io
@@ -32,14 +32,14 @@ PROJECT = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").r
 PROJECT = PROJECT["project"]
 
 
-def lacking(monkeypatch, *names):
+def hide_modules(monkeypatch, *names):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         module.importlib.util, "find_spec", lambda name: None if name in names else find(name)
     )
 
 
-def by_name():
+def checks_by_name():
     return {check.name: check for check in machine_checks()}
 
 
@@ -51,14 +51,17 @@ def test_the_tables_are_those_of_the_project():
     extras = PROJECT["optional-dependencies"]
     for_users = set(re.search(r"\[(.*)\]", extras["all"][0])[1].split(","))
     assert set(EXTRAS) == for_users
-    of_gymnasium = {"box2d": {"box2d"}, "video": {"pygame-ce"}}  # what extras of its own bring
+    of_gymnasium = {
+        "box2d": {"box2d"},
+        "video": {"pygame-ce"},
+    }  # packages that gymnasium's own extras install
     for extra in for_users:
         ours = names(extras[extra]) - {"gymnasium"}
         assert set(EXTRAS[extra][0]) == ours | of_gymnasium.get(extra, set())
 
 
 @pytest.mark.slow
-def test_it_looks_without_heavy_imports():
+def test_doctor_does_not_import_heavy_packages():
     code = """
 import sys
 from raffia.cli.doctor import print_doctor
@@ -74,11 +77,11 @@ sys.exit(status)
     assert f"torch {torch.__version__}" in done.stdout and "\033" not in done.stdout
 
 
-def test_what_is_missing_or_broken(monkeypatch):
+def test_missing_and_broken_packages(monkeypatch):
     with monkeypatch.context() as patch:
-        lacking(patch, "ale_py", "safetensors", "yaml")
+        hide_modules(patch, "ale_py", "safetensors", "yaml")
         patch.setitem(sys.modules, "torch", None)
-        checks = by_name()
+        checks = checks_by_name()
         assert print_doctor(io.StringIO()) == 1
     assert checks["ROMs"].fix == "pip install 'raffia[atari]'"
     packages, torch_check = checks["packages"], checks["torch"]
@@ -94,7 +97,7 @@ def test_more_threads_than_cores_and_load(monkeypatch, busy, verdict):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
-    checks = by_name()
+    checks = checks_by_name()
     assert checks["load"].verdict == verdict and checks["torch"].verdict == "note"
     assert "export OMP_NUM_THREADS=3" in checks["torch"].fix
     assert "7 threads on 3 usable cores, GPU: a GPU (--device cuda)" in checks["torch"].found
@@ -103,8 +106,8 @@ def test_more_threads_than_cores_and_load(monkeypatch, busy, verdict):
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, capsys, extra):
     projects, use = EXTRAS[extra]
-    lacking(monkeypatch, *projects.values())
-    check = by_name()[extra]
+    hide_modules(monkeypatch, *projects.values())
+    check = checks_by_name()[extra]
     assert check.verdict == "note" and use in check.found
     assert all(project in check.found for project in projects)
     assert check.fix == f"pip install 'raffia[{extra}]'"
@@ -113,7 +116,7 @@ def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, capsys, extra):
     assert "raffia doctor --engine.name ray --engine.address auto" in capsys.readouterr().err
 
 
-def test_the_share_of_a_container_counts(monkeypatch):
+def test_the_cpu_limit_of_a_container_counts(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     for text, cores in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
         monkeypatch.setattr(pathlib.Path, "read_text", lambda path, text=text: text)
@@ -126,27 +129,27 @@ def test_lines_in_colour():
             return True
 
     stream = Terminal()
-    look = [Check("a", "ok", "fine"), Check("b", "note", "less", "do this")]
-    assert print_doctor(stream, lambda: look) == 0
+    checks = [Check("a", "ok", "fine"), Check("b", "note", "less", "do this")]
+    assert print_doctor(stream, lambda: checks) == 0
     plain = re.sub(r"\033\[[0-9;]*m", "", stream.getvalue())
     assert plain == "ok     a: fine\nnote   b: less\n       do this\n"
     assert "live view" in module.terminal(stream).found
 
 
-def test_a_cache_of_kernels_that_others_write_is_told_of(tmp_path, monkeypatch):
-    """Kernels are kept as pickles, which run code when they are read."""
-    place = tmp_path / "shared"
-    place.mkdir()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(place))
-    place.chmod(0o700)
+def test_a_kernel_cache_that_others_can_write_is_noted(tmp_path, monkeypatch):
+    """Kernels are stored as pickles, which run code when they are loaded."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    folder.chmod(0o700)
     check = module.kernel_cache(tmp_path)
-    assert check.verdict == "ok" and str(place) in check.found
+    assert check.verdict == "ok" and str(folder) in check.found
     for mode in (0o777, 0o1777):
-        place.chmod(mode)
+        folder.chmod(mode)
         check = module.kernel_cache(tmp_path)
         assert check.verdict == "note" and "everybody can write" in check.found
         assert "can run code in your processes" in check.fix
     if module.os.getuid() == 0:
-        place.chmod(0o700)
-        module.os.chown(place, 12345, -1)
+        folder.chmod(0o700)
+        module.os.chown(folder, 12345, -1)
         assert "another user can write" in module.kernel_cache(tmp_path).found

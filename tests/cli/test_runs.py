@@ -1,4 +1,4 @@
-"""Commands about runs, with the recipe replaced by one that only notes what it was asked for."""
+"""Commands about runs, with the recipe replaced by one that only records its calls."""
 
 import json
 import os
@@ -23,10 +23,10 @@ from raffia.train.config import from_json, setting_names, to_json
 POLE = PRESETS["cartpole"]
 
 
-def make_run(folder, *, config=None, preset="cartpole", rows=(), **made_by):
+def make_run(folder, *, config=None, preset="cartpole", rows=(), **versions):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    data = to_json(config or POLE) | {"run": {"preset": preset, "torch": "2", **made_by}}
+    data = to_json(config or POLE) | {"run": {"preset": preset, "torch": "2", **versions}}
     (folder / "config.json").write_text(json.dumps(data))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -42,7 +42,7 @@ REACHED = [*STOPPED[:2], STOPPED[2] | {"reason": "target"}]
 
 
 class Recipe:
-    """What the commands call, and how they called it."""
+    """Stands for the functions that the commands call, and records the calls."""
 
     def __init__(self):
         self.calls, self.reason, self.error = [], "finished", None
@@ -87,26 +87,26 @@ def recipe(monkeypatch):
     return recipe
 
 
-def fails(words, capsys, status=2):
-    assert main(words.split()) == status
-    said = capsys.readouterr()
-    assert said.out == "" and "Traceback" not in said.err
-    return said.err
+def error_of(args, capsys, status=2):
+    assert main(args.split()) == status
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    return captured.err
 
 
-# ------------------------------------------------------------------------------ what is refused
+# ---------------------------------------------------------------------------- refused calls
 
 
 def mistakes(table):
-    """Of each row the words of a command, and texts of its answer; rows go on on indented lines."""
+    """Rows of a command's arguments and parts of its error; indented lines continue a row."""
     rows = re.sub(r"\n +", " ", table.strip()).splitlines()
-    return pytest.mark.parametrize(("words", "texts"), [row.split(" => ") for row in rows])
+    return pytest.mark.parametrize(("args", "texts"), [row.split(" => ") for row in rows])
 
 
-def check(said, texts):
-    """A call that is offered has a line of its own."""
+def check(message, texts):
+    """A suggested call must have its own line."""
     for text in texts.split(" | "):
-        assert (f"\n  {text}\n" if text.startswith("raffia ") else text) in said
+        assert (f"\n  {text}\n" if text.startswith("raffia ") else text) in message
 
 
 @mistakes("""
@@ -143,10 +143,10 @@ chat --temprature 1 => did you mean --temperature?
 export gone => gone does not exist
 check-env => raffia check-env CartPole-v1
 """)
-def test_mistakes_are_refused_before_anything_is_made(words, texts, here, capsys):
-    said = fails(words, capsys)
-    assert said.startswith("error: ")
-    check(said, texts)
+def test_mistakes_are_refused_before_anything_is_made(args, texts, here, capsys):
+    message = error_of(args, capsys)
+    assert message.startswith("error: ")
+    check(message, texts)
     assert list(here.iterdir()) == []
 
 
@@ -165,7 +165,7 @@ resume runs/cartpole-0 --search.num_simulations 50 --collect.num_env_steps 900
     => search.num_simulations shapes what is learnt | raffia resume runs/cartpole-0
     | raffia train efficientzero --config runs/cartpole-0/config.json --search.num_simulations 50
     --collect.num_env_steps 900 --run runs/cartpole-0-new
-resume runs/spoken --wordle.num_words 25 => wordle.num_words shapes what is learnt
+resume runs/wordle --wordle.num_words 25 => wordle.num_words shapes what is learnt
 resume runs/damaged => damaged/config.json: there is no setting sead; did you mean seed?
 resume runs/other => no setting sead | was written by raffia 9.8.7, and this is VERSION
 evaluate runs/other => no setting sead | was written by raffia 9.8.7, and this is VERSION
@@ -196,9 +196,9 @@ train efficientzero --preset smoke --run swept => swept already holds a sweep | 
     | --run swept-2
 demo --out runs/cartpole-0 => raffia resume runs/cartpole-0 | raffia demo --out runs/cartpole-0-3
 """)
-def test_mistakes_beside_runs_get_the_nearest_call(words, texts, here, capsys):
+def test_errors_about_runs_suggest_the_nearest_call(args, texts, here, capsys):
     make_run("runs/game", config=PRESETS["tictactoe"], rows=STOPPED)
-    make_run("runs/spoken", config=ILQL_PRESETS["wordle"], algorithm="ilql")
+    make_run("runs/wordle", config=ILQL_PRESETS["wordle"], algorithm="ilql")
     make_run("runs/damaged").joinpath("config.json").write_text('{"sead": 1}')
     other = {"sead": 1, "run": {"preset": "cartpole", "raffia": "9.8.7"}}
     make_run("runs/other").joinpath("config.json").write_text(json.dumps(other))
@@ -208,31 +208,31 @@ def test_mistakes_beside_runs_get_the_nearest_call(words, texts, here, capsys):
     Path("mine/thesis.tex").touch()
     Path("swept", MANIFEST).write_text("{}")
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
-    check(fails(words, capsys), texts.replace("VERSION", __version__))
+    check(error_of(args, capsys), texts.replace("VERSION", __version__))
     assert before == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
-    ("words", "device", "why"),
+    ("args", "device", "why"),
     [
         ("train efficientzero --preset smoke", "gpu", "no device has this name"),
         ("resume runs/a", "cuda:77", "cuda is not available here ("),
     ],
 )
-def test_a_device_that_is_not_there_is_told(words, device, why, here, recipe, capsys):
+def test_an_unknown_device_is_refused(args, device, why, here, recipe, capsys):
     make_run("runs/a", rows=STOPPED)
-    assert main([*words.split(), "--device", device]) == 2
-    said = capsys.readouterr().err
-    assert f"error: torch cannot use --device {device}: {why}" in said
-    assert said.endswith("\n  raffia doctor\n") and recipe.calls == []
+    assert main([*args.split(), "--device", device]) == 2
+    message = capsys.readouterr().err
+    assert f"error: torch cannot use --device {device}: {why}" in message
+    assert message.endswith("\n  raffia doctor\n") and recipe.calls == []
 
 
 def test_without_a_run_the_newest_are_offered(here, capsys):
     for number, name in enumerate(["a", "b", "c", "d"]):
         run = make_run(f"runs/{name}", rows=STOPPED)
         os.utime(run / "metrics.jsonl", (number, number))
-    said = fails("evaluate", capsys).splitlines()
-    assert said == ["error: which run?", *[f"  raffia evaluate runs/{name}" for name in "dcb"]]
+    lines = error_of("evaluate", capsys).splitlines()
+    assert lines == ["error: which run?", *[f"  raffia evaluate runs/{name}" for name in "dcb"]]
 
 
 # -------------------------------------------------------------------------------- train, resume
@@ -247,7 +247,7 @@ MINE = replace(
 EIGHT = replace(  # each has an environment
     POLE, env=replace(POLE.env, num_envs=8), population=replace(POLE.population, size=8)
 )
-TRAINED = [  # the words; the config, the folder and the preset
+TRAINED = [  # the arguments; the config, the folder and the preset
     ("--preset cartpole --seed 3 --search.num_simulations=7",
      (replace(POLE, seed=3, search=SEARCH), "runs/cartpole-3", "cartpole")),
     ("--config mine.yaml --seed 6 --preset smoke --run kept/here", (MINE, "kept/here", "smoke")),
@@ -258,18 +258,18 @@ TRAINED = [  # the words; the config, the folder and the preset
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "asked"), TRAINED)
-def test_settings_come_from_the_preset_then_the_file_then_the_flags(words, asked, here, recipe):
+@pytest.mark.parametrize(("args", "expected"), TRAINED)
+def test_settings_come_from_the_preset_then_the_file_then_the_flags(args, expected, here, recipe):
     Path("mine.yaml").write_text("{seed: 5, search: {num_simulations: 9, max_considered: 4}}")
     Path("mine.json").write_text('{"env": {"id": "Acrobot-v1"}}')
     Path("empty").mkdir()
     make_run("runs/a", config=PRESETS["smoke"])
-    assert main(["train", "efficientzero", *words.split()]) == 0
-    config, folder, preset = asked
+    assert main(["train", "efficientzero", *args.split()]) == 0
+    config, folder, preset = expected
     assert recipe.calls == [("train", config, Path(folder), preset)]
 
 
-def test_training_says_where_it_begins_and_what_came_of_it(here, recipe, capsys):
+def test_training_prints_its_folder_and_results(here, recipe, capsys):
     assert main("train efficientzero --preset cartpole --seed 3".split()) == 0
     begins, end, _, *calls = capsys.readouterr().out.splitlines()
     assert begins.startswith("EfficientZero on CartPole-v1, seed 3, in runs/cartpole-3; Ctrl-C sa")
@@ -283,21 +283,21 @@ def test_training_says_where_it_begins_and_what_came_of_it(here, recipe, capsys)
 
 
 @pytest.mark.parametrize("algorithm", ["efficientzero --preset cartpole", "ilql --preset wordle"])
-def test_without_a_folder_a_second_run_gets_the_first_one_that_is_free(
-    here, recipe, capsys, algorithm
-):
+def test_without_a_folder_a_second_run_gets_the_first_free_one(here, recipe, capsys, algorithm):
     name = algorithm.rpartition(" ")[2]
     make_run(f"runs/{name}-0", rows=STOPPED)
     (here / f"runs/{name}-0-2").mkdir()
     assert main(f"train {algorithm}".split()) == 0
     assert [folder for _, _, folder, _ in recipe.calls] == [Path(f"runs/{name}-0-3")]
-    said = capsys.readouterr().out
-    assert f"runs/{name}-0 stopped after 3,400" in said and f"raffia resume runs/{name}-0" in said
+    output = capsys.readouterr().out
+    assert (
+        f"runs/{name}-0 stopped after 3,400" in output and f"raffia resume runs/{name}-0" in output
+    )
 
 
 LONGER = replace(POLE.collect, num_env_steps=30_000)
 LENGTHENED = "--collect.num_env_steps 30000 --evaluate.target_return none --checkpoint.keep 5"
-RESUMED = [  # the rows of a run and the words; the config that it goes on with, and what is said
+RESUMED = [  # a run's rows, arguments, the config of the resume, and parts of the output
     (STOPPED, "", POLE, "seed 0, in runs/a, resumed; Ctrl-C|runs/a finished"),
     (STOPPED, f"--search.num_simulations {POLE.search.num_simulations}", POLE, ""),
     (
@@ -311,23 +311,23 @@ RESUMED = [  # the rows of a run and the words; the config that it goes on with,
 ]
 
 
-@pytest.mark.parametrize(("rows", "words", "config", "texts"), RESUMED)
-def test_a_run_goes_on(rows, words, config, texts, here, recipe, capsys):
-    ended_with(make_run("runs/a", rows=rows))
-    assert main(["resume", "runs/a", *words.split()]) == 0
+@pytest.mark.parametrize(("rows", "args", "config", "texts"), RESUMED)
+def test_a_run_is_resumed(rows, args, config, texts, here, recipe, capsys):
+    save_last_checkpoint(make_run("runs/a", rows=rows))
+    assert main(["resume", "runs/a", *args.split()]) == 0
     assert recipe.calls == ([] if config is None else [("resume", Path("runs/a"), config)])
-    said = capsys.readouterr().out
-    assert all(text in said for text in texts.split("|"))
+    output = capsys.readouterr().out
+    assert all(text in output for text in texts.split("|"))
 
 
-def ended_with(run):
-    """The checkpoint that a run has saved before it said that it had ended."""
+def save_last_checkpoint(run):
+    """Save the checkpoint that a run saves before its end row."""
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoints.save(1, {"note": b"first"})
     return checkpoints.save(summarise(run).update or 2, {"note": b"last"})
 
 
-def test_a_run_that_cannot_begin_with_new_settings_keeps_its_own(here, recipe, capsys):
+def test_a_run_that_fails_to_resume_keeps_its_settings(here, recipe, capsys):
     make_run("runs/a", rows=FINISHED)
     recipe.error = OSError("no memory for so many")
     assert main("resume runs/a --collect.num_env_steps 30000".split()) == 1
@@ -341,14 +341,12 @@ def test_a_run_that_cannot_begin_with_new_settings_keeps_its_own(here, recipe, c
         assert start.endswith(".") or start in names
 
 
-def test_a_run_that_ended_and_whose_last_checkpoint_is_damaged_is_gone_on_with(
-    here, recipe, capsys
-):
-    [file] = ended_with(make_run("runs/a", rows=FINISHED)).glob("note*")
+def test_a_finished_run_with_a_damaged_last_checkpoint_is_resumed(here, recipe, capsys):
+    [file] = save_last_checkpoint(make_run("runs/a", rows=FINISHED)).glob("note*")
     file.write_bytes(b"lost")
     assert main(["resume", "runs/a"]) == 0 and len(recipe.calls) == 1
-    said = capsys.readouterr().out
-    assert "nothing left" not in said and "skipped" not in said  # which the resume itself says
+    output = capsys.readouterr().out
+    assert "nothing left" not in output and "skipped" not in output  # the resume itself prints it
 
 
 def test_an_environment_of_any_name_can_be_printed(here, capsys):
@@ -361,7 +359,7 @@ def test_an_environment_of_any_name_can_be_printed(here, capsys):
 
 # ------------------------------------------------------------------------------------- evaluate
 
-EVALUATED = [  # the words, and the options that differ from those without any
+EVALUATED = [  # the arguments, and the options that differ from the defaults
     ("runs/a", {}),
     ("--record runs/a", {"record": 3}),
     ("--record 7 runs/a", {"record": 7}),
@@ -372,26 +370,26 @@ EVALUATED = [  # the words, and the options that differ from those without any
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "options"), EVALUATED)
-def test_an_evaluation_is_asked_for_as_the_words_say(words, options, here, recipe):
+@pytest.mark.parametrize(("args", "options"), EVALUATED)
+def test_evaluate_is_called_with_the_options_of_its_arguments(args, options, here, recipe):
     make_run("runs/a", rows=STOPPED)
     make_run("runs/t", config=PRESETS["tictactoe"], rows=STOPPED)
-    assert main(["evaluate", *words.split()]) == 0
-    plain = {"episodes": 100, "checkpoint": "best", "seed": 0, "num_simulations": None}
-    plain |= {"record": 0, "suffix": "gif", "opponent": None}
-    [(_, _, asked)] = recipe.calls
-    assert {name: asked.get(name) for name in plain} == plain | options
+    assert main(["evaluate", *args.split()]) == 0
+    defaults = {"episodes": 100, "checkpoint": "best", "seed": 0, "num_simulations": None}
+    defaults |= {"record": 0, "suffix": "gif", "opponent": None}
+    [(_, _, given)] = recipe.calls
+    assert {name: given.get(name) for name in defaults} == defaults | options
 
 
-def test_an_evaluation_is_shown_and_kept(here, recipe, capsys):
+def test_an_evaluation_is_printed_and_saved(here, recipe, capsys):
     make_run("runs/t", config=PRESETS["tictactoe"], rows=STOPPED)
-    words = "evaluate runs/t --episodes 4 --checkpoint 300 --seed 2 --opponent rule"
-    assert main([*words.split(), "--num-simulations", "9"]) == 0
-    said = capsys.readouterr().out
-    assert "first      2      0       0" in said and "second     0      1       1" in said
-    assert "return  0.25  0.48  -1.0     0.5  1.0" in said
+    args = "evaluate runs/t --episodes 4 --checkpoint 300 --seed 2 --opponent rule"
+    assert main([*args.split(), "--num-simulations", "9"]) == 0
+    output = capsys.readouterr().out
+    assert "first      2      0       0" in output and "second     0      1       1" in output
+    assert "return  0.25  0.48  -1.0     0.5  1.0" in output
     path = Path("runs/t/evaluations/update-300-4-episodes-seed-2-9-simulations-rule.json")
-    assert f"wrote {path}" in said
+    assert f"wrote {path}" in output
     data = json.loads(path.read_text())
     # by hand: deviations .75 .75 -1.25 -.25, squares sum to 2.75; sqrt(2.75 / 3) / sqrt(4)
     assert data.pop("standard_error") == pytest.approx(0.478714)
@@ -400,7 +398,7 @@ def test_an_evaluation_is_shown_and_kept(here, recipe, capsys):
     assert data | expected == data and data["seed"] == 2
 
 
-def test_an_evaluation_can_be_one_line_of_json_and_who_waits_is_told(
+def test_an_evaluation_can_be_one_line_of_json_with_progress_on_stderr(
     here, recipe, capsys, monkeypatch
 ):
     make_run("runs/a", rows=STOPPED)
@@ -409,9 +407,9 @@ def test_an_evaluation_can_be_one_line_of_json_and_who_waits_is_told(
     found = {"returns": [3.0], "lengths": [3], "as_first": [], "files": ["runs/a/e.gif"]}
     recipe.found = SimpleNamespace(update=300, **found)
     assert main("evaluate runs/a --episodes 1 --json".split()) == 0
-    said = capsys.readouterr()
-    data = json.loads(said.out)
-    assert said.err == "playing 1 episode with runs/a ...\n"
+    captured = capsys.readouterr()
+    data = json.loads(captured.out)
+    assert captured.err == "playing 1 episode with runs/a ...\n"
     assert data["standard_error"] is None and data["files"] == ["e.gif"]
     assert "as_first" not in data
 
@@ -419,19 +417,19 @@ def test_an_evaluation_can_be_one_line_of_json_and_who_waits_is_told(
 # ----------------------------------------------------------------------------------------- demo
 
 
-def test_the_demo_trains_reports_and_says_what_to_try_next(here, recipe, capsys):
+def test_the_demo_trains_reports_and_suggests_next_calls(here, recipe, capsys):
     pytest.importorskip("matplotlib")
     recipe.reason = "target"
     assert main("demo --seed 4".split()) == 0
     [(_, config, folder, preset)] = recipe.calls
     assert (config.seed, config.evaluate.target_return, config.env.id) == (4, 200.0, "CartPole-v1")
     assert (folder, preset) == (Path("runs/demo"), "cartpole")
-    said = capsys.readouterr().out
-    assert "until a mean return of 200; Ctrl-C" in said.splitlines()[0]
-    assert "runs/demo reached its target return: 3,400 environment steps, 340 updates in" in said
-    assert f"report: {here / 'runs/demo/report.html'}" in said
+    output = capsys.readouterr().out
+    assert "until a mean return of 200; Ctrl-C" in output.splitlines()[0]
+    assert "runs/demo reached its target return: 3,400 environment steps, 340 updates in" in output
+    assert f"report: {here / 'runs/demo/report.html'}" in output
     for call in ["resume runs/demo", "evaluate runs/demo", "play runs/tictactoe-0"]:
-        assert f"\n  raffia {call}" in said
+        assert f"\n  raffia {call}" in output
     assert main(["demo"]) == 0
     assert recipe.calls[1][2] == Path("runs/demo-2")
 
@@ -447,7 +445,7 @@ TWICE = 2 * POLE.collect.num_env_steps
         ("no matplotlib", 0, "pip install 'raffia[report]'; then raffia report mine\n"),
     ],
 )
-def test_a_demo_that_falls_short_says_how_to_go_on(
+def test_a_demo_that_misses_its_target_suggests_how_to_continue(
     reason, status, text, here, recipe, capsys, monkeypatch
 ):
     recipe.reason = reason
@@ -455,8 +453,8 @@ def test_a_demo_that_falls_short_says_how_to_go_on(
         recipe.reason = "finished"
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main("demo --out mine".split()) == status
-    said = capsys.readouterr().out
-    assert text in said and (status or "\n  raffia evaluate mine " in said)
+    output = capsys.readouterr().out
+    assert text in output and (status or "\n  raffia evaluate mine " in output)
 
 
 # ---------------------------------------------------------------------- list, report, check-env
@@ -468,14 +466,14 @@ def test_presets_runs_and_environments_are_listed(here, capsys):
     make_run("runs/a", config=replace(PRESETS["smoke"], seed=7), rows=rows)
     make_run("runs/new")
     assert main(["list"]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 110
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 110
     for name, config in PRESETS.items():
-        assert f"\n  {name} " in said and f"{config.collect.num_env_steps:,}" in said
-    line = next(line for line in said.splitlines() if line.startswith("  runs/a "))
-    words = ["runs/a", "CartPole-v1", "7", "stopped", "3,400", "340", "1", "min", "35", "s"]
-    assert line.split() == [*words, "150.0", "187.0"]  # the latest, the best
-    assert "empty" in next(line for line in said.splitlines() if "runs/new" in line)
+        assert f"\n  {name} " in output and f"{config.collect.num_env_steps:,}" in output
+    line = next(line for line in output.splitlines() if line.startswith("  runs/a "))
+    args = ["runs/a", "CartPole-v1", "7", "stopped", "3,400", "340", "1", "min", "35", "s"]
+    assert line.split() == [*args, "150.0", "187.0"]  # the latest, the best
+    assert "empty" in next(line for line in output.splitlines() if "runs/new" in line)
     assert main(["list", "runs", "--in", "gone"]) == 0
     assert "none yet" in capsys.readouterr().out
     assert main(["list", "environments"]) == 0
@@ -497,10 +495,10 @@ def test_an_environment_is_checked(monkeypatch, capsys):
 
     assert main("check-env probe/delay --steps 20".split()) == 0
     assert capsys.readouterr().out.startswith("probe/delay keeps the contract\nok ")
-    assert "Did you mean 'CartPole-v1'?" in fails("check-env Cartpole-v1", capsys, status=1)
+    assert "Did you mean 'CartPole-v1'?" in error_of("check-env Cartpole-v1", capsys, status=1)
     found = Report("mine", (Finding("numbers", "fails", "nan at step 3", "give finite ones"),))
     monkeypatch.setattr("raffia.envs.check.check_env", lambda make, seed, num_steps: found)
     assert main(["check-env", "mine"]) == 1
-    said = capsys.readouterr().out
-    assert said.splitlines()[0] == "mine does not keep the contract"
-    assert "fails  numbers: nan at step 3" in said
+    output = capsys.readouterr().out
+    assert output.splitlines()[0] == "mine does not keep the contract"
+    assert "fails  numbers: nan at step 3" in output

@@ -84,7 +84,7 @@ OF_BOTH = seen(
 RUNS, MODELS = "recipes/test_ilql.py::", "recipes/test_ilql_language_models.py::"
 SPEAKING = "algorithms/ilql/decoding/test_generate.py::"
 SEEN = {
-    "algorithms/ilql/test_losses.py::test_masks_of_rows_that_end_and_rows_that_do_not": "loss.mask",
+    "algorithms/ilql/test_losses.py::test_masks_of_finished_and_unfinished_rows": "loss.mask",
     WORDS + "test_other_words_of_the_same_length_and_reward_are_noticed": "data.files",
     WORDS + "test_other_names_and_roles_need_no_python": "data.columns data.roles",
     WORDS + "test_what_saves_memory_or_time_learns_the_same": """
@@ -109,7 +109,7 @@ SEEN = {
         decode.num_generations
     """,
     SPEAKING + "test_generations_are_re_ranked": "decode.rerank",
-    SPEAKING + "test_cached_equals_reading_all_anew": "decode.max_new_tokens decode.report_all",
+    SPEAKING + "test_cached_equals_uncached": "decode.max_new_tokens decode.report_all",
     "recipes/test_layouts.py::test_a_resume_without_evaluators_joins_what_was_open": """
         evaluators.join_after
     """,

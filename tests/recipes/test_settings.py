@@ -109,7 +109,7 @@ SEEN = {
     RECORDED + "test_what_files_lack_is_completed_where_that_is_said": "data.complete",
     spoken.LAYOUTS: "actors.num reanalyzers.num",
     spoken.ARRIVED: "actors.cpus actors.gpus reanalyzers.cpus reanalyzers.gpus",
-    "train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then": """
+    "train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_that_update": """
         reanalyzers.ahead
     """,
     "recipes/test_layouts.py::test_a_target_ends_the_run_when_it_is_joined": """

@@ -7,7 +7,7 @@ DECODINGS = ("decode", "adv_weight=0", "adv_weight=2")
 
 
 def config(seed=0, preset="wordle", task="wordle", **loss):
-    """As config.json holds it, cut down to what a page looks at."""
+    """A config.json, reduced to the settings that a page reads."""
     weights = {"v_weight": 1.0, "q_weight": 1.0, "cql_weight": 0.01, "dm_weight": 0.0}
     return {
         "seed": seed,
@@ -24,36 +24,36 @@ def config(seed=0, preset="wordle", task="wordle", **loss):
 
 
 def cloning(seed=0, **changes):
-    """The same for a policy alone."""
-    made = config(seed, "wordle-bc", v_weight=0.0, q_weight=0.0, cql_weight=0.0)
-    made["decode"]["include_adv"] = False
-    return {**made, **changes}
+    """The same for behaviour cloning, a policy alone."""
+    base = config(seed, "wordle-bc", v_weight=0.0, q_weight=0.0, cql_weight=0.0)
+    base["decode"]["include_adv"] = False
+    return {**base, **changes}
 
 
 def rows(means=(-4.0, -1.5, -2.0), decodings=DECODINGS, end="finished"):
-    """Evaluations after each 100 updates."""
+    """Training and evaluation rows after each 100 updates."""
     found = [{"kind": "start", "update": 0, "seconds": 0.0}]
-    for place, mean in enumerate(means, 1):
-        at = {"update": 100 * place, "seconds": 10.0 * place}
-        learnt = {"loss": 1 / place, "v_loss": 0.1, "token_loss": 0.5, "v_mean": -1.0}
-        found.append({"kind": "train", **at, **learnt, "tokens_per_second": 2000.0})
+    for number, mean in enumerate(means, 1):
+        time = {"update": 100 * number, "seconds": 10.0 * number}
+        losses = {"loss": 1 / number, "v_loss": 0.1, "token_loss": 0.5, "v_mean": -1.0}
+        found.append({"kind": "train", **time, **losses, "tokens_per_second": 2000.0})
         by_name = {
             name: {"mean_return": mean - n, "low": mean - n - 0.2, "high": mean - n + 0.2}
             | {"share_won": 0.5}
             for n, name in enumerate(decodings)
         }
-        told = {"returns": [mean - 1, mean + 1], "decodings": by_name}
-        found.append({"kind": "evaluate", **at, **by_name["decode"], **told})
+        values = {"returns": [mean - 1, mean + 1], "decodings": by_name}
+        found.append({"kind": "evaluate", **time, **by_name["decode"], **values})
     last = {name: found[-1][name] for name in ("update", "seconds")}
     return [*found, {"kind": "end", **last, "reason": end}] if end else found
 
 
 def held_out_rows(losses=(3.0, 1.0, 2.0)):
-    """The same of rows that were held out."""
+    """Evaluation rows of losses on held-out data."""
     found = [{"kind": "start", "update": 0, "seconds": 0.0}]
-    for place, loss in enumerate(losses, 1):
-        at = {"update": 100 * place, "seconds": 10.0 * place}
-        found.append({"kind": "evaluate", **at, "loss": loss, "v_mean": -loss, "token_loss": 0.5})
+    for number, loss in enumerate(losses, 1):
+        time = {"update": 100 * number, "seconds": 10.0 * number}
+        found.append({"kind": "evaluate", **time, "loss": loss, "v_mean": -loss, "token_loss": 0.5})
     return found
 
 
@@ -80,24 +80,24 @@ def dialogue(advantages=(0.5, -0.25), **changes):
 
 
 def record(*dialogues, update=200, **changes):
-    """As a file of `dialogues/` holds it."""
+    """The content of a file of `dialogues/`."""
     data = {"num_rows": 4000, "mean_return": -3.5, "low": -3.6, "high": -3.4, "share_won": 0.25}
     return {"update": update, "data": data, "dialogues": list(dialogues or [dialogue()]), **changes}
 
 
-def write_dialogues(run, made):
-    """Into the run's folder."""
-    path = Path(run) / "dialogues" / f"{made['update']:09}.json"
+def write_dialogues(run, record):
+    """Write a record into the run's folder."""
+    path = Path(run) / "dialogues" / f"{record['update']:09}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps(record))
     return path
 
 
 def write_evaluation(run, returns, checkpoint="best", name="a"):
-    """As `raffia evaluate` writes it."""
+    """Write an evaluation as `raffia evaluate` does."""
     mean = sum(returns) / len(returns)
-    one = {"mean_return": mean, "low": mean - 0.1, "high": mean + 0.1, "share_won": 0.9}
+    result = {"mean_return": mean, "low": mean - 0.1, "high": mean + 0.1, "share_won": 0.9}
     path = Path(run) / "evaluations" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    data = {"checkpoint": checkpoint, "decodings": {"decode": {**one, "returns": returns}}}
+    data = {"checkpoint": checkpoint, "decodings": {"decode": {**result, "returns": returns}}}
     path.write_text(json.dumps(data))

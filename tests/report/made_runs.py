@@ -27,7 +27,7 @@ TREE = {
 
 
 def config(seed=0, preset="cartpole", simulations=25, target=195.0, env="CartPole-v1"):
-    """As config.json holds it, cut down to what a page looks at."""
+    """A config.json, reduced to the settings that a page reads."""
     versions = {"raffia": "0.6.0", "torch": "2.13.0", "python": "3.11.9"}
     return {
         "seed": seed,
@@ -44,10 +44,10 @@ def config(seed=0, preset="cartpole", simulations=25, target=195.0, env="CartPol
 
 
 def brief_rows(**options):
-    """The same with little in the rows of training: quick to draw."""
-    kept = ("kind", "update", "env_step", "seconds", "loss", "seconds_learn")
+    """The same rows with few training metrics: quick to draw."""
+    names = ("kind", "update", "env_step", "seconds", "loss", "seconds_learn")
     return [
-        {name: row[name] for name in kept if name in row} if row["kind"] == "train" else row
+        {name: row[name] for name in names if name in row} if row["kind"] == "train" else row
         for row in rows(**options)
     ]
 
@@ -62,18 +62,18 @@ def rows(seed=0, evaluations=12, speed=30.0, resumed_at=None, end="finished", ga
 
     found = [{"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0, "torch": "2.13.0"}]
     for step in range(50, 500 * evaluations + 1, 50):
-        place = {"update": max(0, step - 400), "env_step": step, "seconds": round(step / speed, 3)}
+        time = {"update": max(0, step - 400), "env_step": step, "seconds": round(step / speed, 3)}
         length = max(8, round(9 + 191 * skill(step) * draw.uniform(0.5, 1.1)))
-        played = draw.choice([1.0, -1.0]) if game else min(length, 200)
-        found.append({"kind": "episode", **place, "return": played, "length": length})
+        outcome = draw.choice([1.0, -1.0]) if game else min(length, 200)
+        found.append({"kind": "episode", **time, "return": outcome, "length": length})
         if resumed_at == step:
-            found.append({"kind": "resume", **place, "torch": "2.13.0"})
+            found.append({"kind": "resume", **time, "torch": "2.13.0"})
         if step % 100 == 0 and step > 400:
-            found.append({"kind": "train", **place, **_train(draw, skill(step), speed)})
+            found.append({"kind": "train", **time, **_train(draw, skill(step), speed)})
         if step % 500 == 0:
-            found.append({"kind": "evaluate", **place, **_evaluate(draw, skill(step), game)})
-            path = f"checkpoints/{place['update']:09}"
-            found.append({"kind": "checkpoint", **place, "path": path})
+            found.append({"kind": "evaluate", **time, **_evaluate(draw, skill(step), game)})
+            path = f"checkpoints/{time['update']:09}"
+            found.append({"kind": "checkpoint", **time, "path": path})
     last = {name: found[-1][name] for name in ("update", "env_step", "seconds")}
     return [*found, {"kind": "end", **last, "reason": end}] if end else found
 
@@ -105,10 +105,10 @@ def write_checkpoint(folder, update, score):
     path = Path(folder) / "checkpoints" / f"{update:09}"
     files = {}
     for name, content in (("learner.safetensors", b"1" * 4000), ("replay.bin", b"2" * 700)):
-        stored = name.replace(".", ".raffia-0123456789ab.", 1)
-        _put(path / stored, content)
+        file = name.replace(".", ".raffia-0123456789ab.", 1)
+        _put(path / file, content)
         checksum = hashlib.sha256(content).hexdigest()
-        files[name] = {"file": stored, "bytes": len(content), "sha256": checksum}
+        files[name] = {"file": file, "bytes": len(content), "sha256": checksum}
     extras = {"update": update, "score": score, "extras": {}}
     manifest = {"format": "raffia", "kind": "checkpoint", "version": 1, "files": files}
     _put(path / "manifest.json", json.dumps({**manifest, "extras": extras}).encode())
@@ -120,7 +120,7 @@ def _train(draw, skill, speed):
     losses = {"": 0.2 + 3 * level, "policy_": level * 0.69, "value_": 0.3 + level * 2}
     losses |= {"value_prefix_": 0.02 * level**2, "consistency_": -0.9 + level * 0.3}
     rates = {"env_steps": speed, "updates": speed, "simulations": 25 * speed}
-    shares = {"collect": 0.12, "targets": 0.21, "learn": 0.55, "evaluate": 0.07}
+    fractions = {"collect": 0.12, "targets": 0.21, "learn": 0.55, "evaluate": 0.07}
     return {
         **{f"{name}loss": value for name, value in losses.items()},
         "policy_entropy": 0.69 - 0.4 * skill,
@@ -129,7 +129,7 @@ def _train(draw, skill, speed):
         "learning_rate": 0.003,
         "temperature": 1.0 if skill < 0.5 else 0.5,
         **{f"{name}_per_second": rate * draw.uniform(0.9, 1.1) for name, rate in rates.items()},
-        **{f"seconds_{name}": share * 100 / speed for name, share in shares.items()},
+        **{f"seconds_{name}": fraction * 100 / speed for name, fraction in fractions.items()},
     }
 
 

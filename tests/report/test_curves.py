@@ -47,7 +47,7 @@ def test_band_narrows_with_runs_and_repeats():
     assert widths[0] > widths[1] > widths[2]
 
 
-def test_whole_runs_are_drawn():
+def test_the_bootstrap_draws_complete_runs():
     """Points of a curve stay together: two runs that cross give no band where they meet."""
     _, high = bootstrap_band(np.array([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]))
     assert high.tolist() == [2.0, 1.0, 2.0]
@@ -59,13 +59,15 @@ def test_curves_meet_where_all_have_points():
     assert curve.y == [5.0, 12.5, 15.0]
     assert over_runs([Curve([0, 1], [0, 1]), Curve([2, 3], [0, 1])]) is None
     assert over_runs([Curve([0, 1], [0, 1]), Curve([], [])]) is None
-    line = Curve(range(9001), range(9001))  # of many points fewer are drawn, up to the ends
+    line = Curve(
+        range(9001), range(9001)
+    )  # of many points only some are drawn, always with both ends
     curve = over_runs([line, line], band=False)
     assert len(curve.x) < 9001 and curve.y == pytest.approx(curve.x)
     assert (curve.x[0], curve.x[-1]) == (0.0, 9000.0)
 
 
-def test_what_is_no_number_is_passed_over():
+def test_nan_values_are_skipped():
     curve = over_runs([Curve([0, 1, 2], [0, float("nan"), 2]), Curve([0, 2], [2, 4])])
     assert curve.x == [0.0, 2.0] and curve.y == [1.0, 3.0]
 

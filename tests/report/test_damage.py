@@ -1,4 +1,4 @@
-"""Whatever is missing or damaged: the page still comes, and says so."""
+"""Missing or damaged files: the page is still written, and names them."""
 
 import json
 import random
@@ -50,17 +50,17 @@ def test_a_missing_or_damaged_config_and_missing_metrics(tmp_path, content):
 
 @pytest.mark.parametrize("kind", ["start", "train", "episode", "evaluate", "end"])
 def test_one_row_only(tmp_path, kind):
-    one = next(row for row in brief_rows(evaluations=2) if row["kind"] == kind)
-    text = text_of(write_run(tmp_path / "run", [one], config(), extras=False))
+    only = next(row for row in brief_rows(evaluations=2) if row["kind"] == kind)
+    text = text_of(write_run(tmp_path / "run", [only], config(), extras=False))
     assert ("<b>loss</b>" in text) == (kind == "train")
     assert ("Return over env steps" in text) == (kind in ("episode", "evaluate"))
 
 
-def test_a_cut_line_costs_that_line(tmp_path):
+def test_a_truncated_line_is_left_out(tmp_path):
     run = write_run(tmp_path / "run", brief_rows(evaluations=3), config())
-    whole = (run / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").write_bytes(whole[:-30])
-    lines = whole.count(b"\n")
+    content = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(content[:-30])
+    lines = content.count(b"\n")
     assert f"metrics.jsonl: the last line, {lines}, is cut off" in text_of(run)
     assert read_run(run).state == summarise(run).state == "running"  # its end was cut
     assert len(read_run(run).rows) == lines - 1
@@ -78,20 +78,22 @@ def test_damaged_lines_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [None, "NaN", float("nan"), float("inf"), True, [], 10**400])
-def test_numbers_that_are_none(tmp_path, bad):
-    made = [row | {"odd_loss": None} for row in brief_rows(evaluations=3)]
-    spoilt = [row for row in made if row["kind"] == "train"][2]
-    spoilt["loss"] = bad
-    [row for row in made if row["kind"] == "evaluate"][0]["mean_return"] = bad
-    run = write_run(tmp_path / "run", made, config(), extras=False)
+def test_values_that_are_no_numbers_are_left_out(tmp_path, bad):
+    rows = [row | {"odd_loss": None} for row in brief_rows(evaluations=3)]
+    changed = [row for row in rows if row["kind"] == "train"][2]
+    changed["loss"] = bad
+    [row for row in rows if row["kind"] == "evaluate"][0]["mean_return"] = bad
+    run = write_run(tmp_path / "run", rows, config(), extras=False)
     text = text_of(run)
-    told = f"loss is not a number in 1 row of training, first at update {spoilt['update']}"
-    assert told in text and "no numbers were logged for: odd loss" in text
+    note = f"loss is not a number in 1 row of training, first at update {changed['update']}"
+    assert note in text and "no numbers were logged for: odd loss" in text
     assert "<b>odd loss</b>" not in text  # it has no panel
-    assert summarise(run).best_return == max(one.mean for one in read_run(run).evaluations)
+    assert summarise(run).best_return == max(
+        evaluation.mean for evaluation in read_run(run).evaluations
+    )
 
 
-def test_damaged_trees_and_evaluations_are_told_and_large_recordings_are_linked(
+def test_damaged_trees_and_evaluations_are_noted_and_large_recordings_are_linked(
     tmp_path, monkeypatch
 ):
     run = write_run(tmp_path / "run", brief_rows(evaluations=1), config())
@@ -104,29 +106,29 @@ def test_damaged_trees_and_evaluations_are_told_and_large_recordings_are_linked(
         (run / name).write_text(content)
     monkeypatch.setattr("raffia.report.episodes.LARGEST", len(GIF) - 1)
     text = text_of(run)
-    for told in [
+    for part in [
         "trees/6000.svg is not shown: it is not XML",
         "trees/6000.json is not shown",
         "evaluations/7.json does not contain an object",
         "evaluations/8.json could not be read",
         'href="episodes/best-seed0-000.gif"',
     ]:
-        assert told in text, told
-    there = write_report([run], tmp_path / "page.html").read_text()
-    assert 'href="run/episodes/best-seed0-000.gif"' in there and "data:image" not in there
+        assert part in text, part
+    page = write_report([run], tmp_path / "page.html").read_text()
+    assert 'href="run/episodes/best-seed0-000.gif"' in page and "data:image" not in page
 
 
 KEYS = """update env_step seconds loss x_loss grad_norm returns mean_return as_first return low high
     decodings seconds_learn updates_per_second reason priority""".split()
 
 
-def test_damaged_checkpoints_are_told(tmp_path):
+def test_damaged_checkpoints_are_noted(tmp_path):
     run = write_run(tmp_path / "run", brief_rows(evaluations=1), config(), extras=False)
     write_checkpoint(run, 10, 5.0)
     short = write_checkpoint(run, 20, None)
     (short / "replay.raffia-0123456789ab.bin").write_bytes(b"2")
-    gone = write_checkpoint(run, 30, 7.0)
-    (gone / "learner.raffia-0123456789ab.safetensors").unlink()
+    missing = write_checkpoint(run, 30, 7.0)
+    (missing / "learner.raffia-0123456789ab.safetensors").unlink()
     (write_checkpoint(run, 40, 7.0) / "manifest.json").write_text("{")
     outside = write_checkpoint(run, 50, 7.0)
     record = {"files": {"x": {"file": "../../../metrics.jsonl", "bytes": 1}}}
@@ -151,19 +153,19 @@ row = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@given(made=st.lists(st.lists(row, max_size=12), min_size=1, max_size=3), config=anything)
+@given(runs_of_rows=st.lists(st.lists(row, max_size=12), min_size=1, max_size=3), config=anything)
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_rows_give_panels(tmp_path_factory, made, config):
+def test_any_rows_give_panels(tmp_path_factory, runs_of_rows, config):
     folder = tmp_path_factory.mktemp("runs")
     runs = []
-    for i, some in enumerate(made):
-        run = write_run(folder / str(i), some, config, extras=False)
+    for i, rows_of_run in enumerate(runs_of_rows):
+        run = write_run(folder / str(i), rows_of_run, config, extras=False)
         runs.append(read_run(run))
-        whole, quick = runs[-1], summarise(run)
-        last = whole.last.mean if whole.last else None
-        of = {"last_loss": last} if whole.of_loss else {"last_return": last}
-        assert quick.state == whole.state
-        assert {name: getattr(quick, name) for name in of} == of
+        full, quick = runs[-1], summarise(run)
+        last = full.last.mean if full.last else None
+        values = {"last_loss": last} if full.of_loss else {"last_return": last}
+        assert quick.state == full.state
+        assert {name: getattr(quick, name) for name in values} == values
     groups = grouped(runs)
     panels = [*learning_panels(groups), *training_panels(groups)[0], *rate_panels(groups)]
     panels += [time_panel(run, list(spent(run))) for run in runs]
@@ -174,10 +176,10 @@ def test_any_rows_give_panels(tmp_path_factory, made, config):
 @pytest.mark.parametrize("seed", range(2))
 def test_any_values_can_be_drawn(tmp_path, seed):
     draw = random.Random(seed)
-    odd = [None, "NaN", -1e38, 3e38, 0, -1, 1e-300, 10**30, 0.5, 1e12, True, {}, []]
-    made = rows(evaluations=4)
-    for one in made:
-        for key in list(one):
+    values = [None, "NaN", -1e38, 3e38, 0, -1, 1e-300, 10**30, 0.5, 1e12, True, {}, []]
+    changed = rows(evaluations=4)
+    for row in changed:
+        for key in list(row):
             if key != "kind" and draw.random() < 0.3:
-                one[key] = draw.choice(odd)
-    assert "</html>" in text_of(write_run(tmp_path / "run", made, config(), extras=False))
+                row[key] = draw.choice(values)
+    assert "</html>" in text_of(write_run(tmp_path / "run", changed, config(), extras=False))

@@ -23,7 +23,7 @@ from .test_damage import anything
 from .test_page import Page, report
 
 
-def test_its_curve_has_the_interval_of_its_rows_and_decodings_are_compared(run, tmp_path):
+def test_curves_have_the_intervals_of_the_rows_and_decodings_are_compared(run, tmp_path):
     groups = groups_of(run)
     over_updates, _ = learning_panels(groups)
     [line] = over_updates.lines
@@ -34,7 +34,7 @@ def test_its_curve_has_the_interval_of_its_rows_and_decodings_are_compared(run, 
     assert returns.lines[2].curve.low[-1] == -4.2 and len({x.tone for x in returns.lines}) == 3
     assert won.lines[0].curve.y == [50.0, 50.0, 50.0]
     second = write_run(tmp_path / "b", made.rows((-4, -3.5, -4)), made.config(1), extras=False)
-    returns, _ = decoding_panels(groups_of(run, second))  # of several seeds they are averaged
+    returns, _ = decoding_panels(groups_of(run, second))  # several seeds are averaged
     assert [line.curve.y[-1] for line in returns.lines] == [-3.0, -4.0, -5.0]
     assert returns.lines[0].curve.low[-1] == -4.0
     alone = made.rows(decodings=("decode",))
@@ -61,7 +61,7 @@ def section(run, notes=None):
     return dialogues(groups_of(run), [] if notes is None else notes)
 
 
-def compared(*folders):
+def methods_text(*folders):
     return Page(methods(groups_of(*folders), [])).text
 
 
@@ -101,10 +101,10 @@ def test_losses_of_held_out_rows(tmp_path):
 
 def test_the_best_of_held_out_rows_is_the_newest_of_the_highest_score(tmp_path):
     rows = made.held_out_rows()
-    told = {"estimated_low": -1.5, "estimated_high": 2.5, "logged_return": 0.25}
-    told |= {"estimated_return": 0.75, "effective_rows": 12.0}
+    estimate = {"estimated_low": -1.5, "estimated_high": 2.5, "logged_return": 0.25}
+    estimate |= {"estimated_return": 0.75, "effective_rows": 12.0}
     for row, score in zip(rows[1:], (0, 0.5, 0.5), strict=True):
-        row |= {"score": score, **told}
+        row |= {"score": score, **estimate}
     config = made.config(task="data", preset="dialogue")
     folder = write_run(tmp_path / "run", rows, config, extras=False)
     [group] = groups_of(folder)
@@ -132,18 +132,18 @@ def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
 
 def test_an_agent_without_values_has_no_colours_and_a_whole_utterance_is_one_decision(tmp_path):
     folder = write_run(tmp_path / "bc", made.rows(decodings=("decode",)), made.cloning(), False)
-    plain = [{"first": 1, "last": 1, "reward": 0.0, "log_prob": -0.5}]
-    made.write_dialogues(folder, made.record(made.dialogue(actions=plain, v=[])))
+    actions = [{"first": 1, "last": 1, "reward": 0.0, "log_prob": -0.5}]
+    made.write_dialogues(folder, made.record(made.dialogue(actions=actions, v=[])))
     text = section(folder)
     assert "no values, so tokens are not coloured" in text and "probability 60.7 %" in text
     assert not re.search(r'class="(?:tok|mark) (?:up|down)"', text)
     assert '<svg class="values"' not in text
     folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
-    whole = {"first": 1, "last": 2, "reward": 2.0, "v": 0.0, "q": 1.0, "advantage": 1.0}
-    made.write_dialogues(folder, made.record(made.dialogue(actions=[whole], states=[0, 5])))
+    action = {"first": 1, "last": 2, "reward": 2.0, "v": 0.0, "q": 1.0, "advantage": 1.0}
+    made.write_dialogues(folder, made.record(made.dialogue(actions=[action], states=[0, 5])))
     text = section(folder)
     assert text.count('title="crane&lt;/a&gt;: advantage 1, Q 1, V 0, reward 2"') == 2
-    assert text.count("<sup>+2</sup>") == 1  # it earned its reward once
+    assert text.count("<sup>+2</sup>") == 1  # the reward is shown once
 
 
 # -- dialogues
@@ -152,7 +152,10 @@ def test_an_agent_without_values_has_no_colours_and_a_whole_utterance_is_one_dec
 def test_tokens_have_the_colour_of_their_advantage(run):
     text = section(run)
     found = re.findall(r'<span class="(tok|mark) (up|down)" style="([^"]*)" title="([^"]*)"', text)
-    assert [one[:3] for one in found] == [("tok", "up", "--s:1.00"), ("mark", "down", "--s:0.50")]
+    assert [token[:3] for token in found] == [
+        ("tok", "up", "--s:1.00"),
+        ("mark", "down", "--s:0.50"),
+    ]
     assert found[0][3] == (
         "crane: advantage 0.5, Q −1.5, V −2, probability 60.7 %\ninstead: slate (Q −3.25, 22.3 %)"
     )
@@ -164,7 +167,7 @@ def test_tokens_have_the_colour_of_their_advantage(run):
 
 def test_v_is_drawn_along_the_text(run):
     svg = re.search(r'<svg class="values".*?</svg>', section(run), re.DOTALL)[0]
-    assert svg.count("<circle") == 2  # the state behind the end has no V
+    assert svg.count("<circle") == 2  # the state after the end has no V
     assert svg.count("<polygon") == 2 and svg.count('class="q up"') == 2
     assert svg.count('class="own"') == 2 and svg.count('class="tick"') == 6
     assert re.search(r'<text class="reward"[^>]*>−1<', svg)
@@ -179,18 +182,18 @@ def test_the_dialogues_of_the_best_evaluation_are_shown(run):
         made.write_dialogues(run, made.record(other, update=update))
     text = Page(section(run)).text
     assert "crane" in text and "word300" not in text
-    begun = text.index("The same after 100 updates")
-    assert text.index("word100") > begun > text.index("crane")
+    other_part = text.index("The same after 100 updates")
+    assert text.index("word100") > other_part > text.index("crane")
     (run / "dialogues/000000200.json").unlink()
-    assert "After 300 updates" in Page(section(run)).text  # the newest, for want of the best
+    assert "After 300 updates" in Page(section(run)).text  # the newest, as the best is missing
 
 
 def test_tokens_are_escaped_and_blanks_made_visible(run):
     tokens = ["<a>", "<script>alert(1)</script>", "a\nb\t", "bbbbb", "</s>", "</eod>"]
     others = [{"token": "<script>", "q": 1.0}]
-    one = made.dialogue(tokens=tokens, source="<script>")
-    one["actions"][0]["others"] = others
-    made.write_dialogues(run, made.record(one))
+    dialogue = made.dialogue(tokens=tokens, source="<script>")
+    dialogue["actions"][0]["others"] = others
+    made.write_dialogues(run, made.record(dialogue))
     text = report(run)
     assert "<script" not in text and "&lt;script" in text
     assert "a↵\nb⇥" in text
@@ -207,39 +210,39 @@ def test_tokens_are_escaped_and_blanks_made_visible(run):
         ('{"dialogues": [{"tokens": [1]}]}', "of texts"),
     ],
 )
-def test_damaged_files_are_told(run, content, why):
+def test_damaged_files_are_noted(run, content, why):
     (run / "dialogues/000000200.json").write_text(content)
     notes = []
     assert "<h2>Dialogues</h2>" in section(run, notes)
     assert notes[0].startswith("dialogues/000000200.json is not shown: ") and why in notes[0]
 
 
-def test_places_that_are_none_are_left_out(run):
-    odd = made.dialogue(
+def test_invalid_positions_are_left_out(run):
+    invalid = made.dialogue(
         states=[0, 99, -1], v=["x", 1.0, 2.0], marks=["a"], **{"return": None, "ended": 3}
     )
-    odd["actions"] += [{"first": 5, "last": 99}, {"first": -1, "last": 0}, {"first": 1.5}, 7]
-    found = read_dialogues(made.write_dialogues(run, made.record(odd))).dialogues[0]
+    invalid["actions"] += [{"first": 5, "last": 99}, {"first": -1, "last": 0}, {"first": 1.5}, 7]
+    found = read_dialogues(made.write_dialogues(run, made.record(invalid))).dialogues[0]
     assert len(found.actions) == 2 and found.marks == frozenset()
     assert len(found.states) == 1 and found.states[0][0] == 0
     assert "return –" in Page(section(run)).text
 
 
-@given(odd=anything)
+@given(value=anything)
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_entries_give_a_page_or_a_note(tmp_path_factory, odd):
+def test_any_entries_give_a_page_or_a_note(tmp_path_factory, value):
     folder = tmp_path_factory.mktemp("run")
     write_run(folder, made.rows(), made.config(), extras=False)
     for name in made.dialogue():
-        one = made.dialogue(**{name: odd})
-        made.write_dialogues(folder, made.record(one, made.dialogue([], actions=[one])))
+        dialogue = made.dialogue(**{name: value})
+        made.write_dialogues(folder, made.record(dialogue, made.dialogue([], actions=[dialogue])))
         assert "<h2>Dialogues</h2>" in section(folder)
 
 
 # -- methods
 
 
-def test_what_a_config_comes_to():
+def test_methods_are_named_by_their_config():
     def flat(**changes):
         loss = {"tau": 0.8, "v_weight": 1.0, "q_weight": 1.0, "awac_weight": 1.0, **changes}
         best = {"keep_best": loss.pop("keep_best", 1.0)}
@@ -247,7 +250,7 @@ def test_what_a_config_comes_to():
 
     only_q = flat(v_weight=0.0, awac_weight=0.0, backup="max", cql_weight=1.0)
     assert method_of(only_q) == "conservative Q-learning"
-    names = {name: method_of(of_groups(to_json(one))) for name, one in ILQL_PRESETS.items()}
+    names = {name: method_of(of_groups(to_json(config))) for name, config in ILQL_PRESETS.items()}
     assert names["wordle"] == names["wordle-branching"] == names["dialogue"] == "ILQL"
     assert names["wordle-bc"] == "behaviour cloning"
     assert names["wordle-filtered-bc"] == "behaviour cloning of the best 10 %"
@@ -260,7 +263,7 @@ def compared_rows(*folders):
     return rows
 
 
-def test_runs_on_other_data_have_their_own_table_and_two_configs_are_told_apart(run, tmp_path):
+def test_runs_on_other_data_have_their_own_table_and_two_configs_differ_in_name(run, tmp_path):
     other = made.config(preset="wordle-branching")
     other["wordle"]["games"] = "branching"
     second = write_run(tmp_path / "branching", made.rows(), other, extras=False)
@@ -290,7 +293,7 @@ def test_one_run_has_its_decodings_and_its_data_in_the_table(run):
         ("ILQL", "advantage × 2", -3.5, -3.7),
         ("the data, 4,000 dialogues", "", -3.5, -3.6),
     ]
-    text = compared(run)
+    text = methods_text(run)
     assert "ILQL as set: advantage × 8 −1.50 −1.70 to −1.30 50.0 %" in text
     assert "Of 2 games in training." in text and "say nothing about other seeds" in text
 
@@ -314,22 +317,22 @@ def test_methods_of_several_seeds_are_compared(tmp_path):
         ("behaviour cloning", "as set: policy alone", -4.25, 2),
     ]
     assert rows[0].score.high == pytest.approx(0.484, abs=1e-3)
-    text = compared(*folders)
+    text = methods_text(*folders)
     assert "Student's t" in text and "Of 2 games each in training." in text
 
 
-def test_what_raffia_evaluate_found_counts_more(run):
+def test_results_of_raffia_evaluate_take_precedence(run):
     made.write_evaluation(run, [-9.0], name="few")
     made.write_evaluation(run, [-1.0, -2.0, -3.0], checkpoint="newest", name="newest")
     assert compared_rows(run)[0].source == "3 games by raffia evaluate, newest"
     made.write_evaluation(run, [-1.0, -1.5], name="best")
     row = compared_rows(run)[0]
     assert (row.score.mean, row.source) == (-1.25, "2 games by raffia evaluate, best")
-    text = compared(run)
+    text = methods_text(run)
     assert "3 files by raffia evaluate" in text and "in training" not in text
 
 
-def test_runs_of_a_configuration_are_measured_alike(tmp_path):
+def test_runs_of_a_configuration_are_measured_the_same_way(tmp_path):
     folders = seeds(tmp_path, (-1.0, -2.0), made.config, "ilql")
     made.write_evaluation(folders[0], [-5.0] * 9)
     assert compared_rows(*folders)[0].source == "2 games each in training"
@@ -338,7 +341,7 @@ def test_runs_of_a_configuration_are_measured_alike(tmp_path):
     assert (row.score.mean, row.source) == (-4.5, "7 to 9 games each by raffia evaluate, best")
 
 
-def test_the_best_of_the_data_is_told_where_only_it_is_learnt_from(run):
+def test_the_best_rows_are_named_where_only_they_are_learnt_from(run):
     record = made.record()
     record["data"]["learnt"] = {"num_rows": 400, "mean_return": -0.5}
     made.write_dialogues(run, record)

@@ -48,10 +48,10 @@ def test_links_are_not_followed(run, tmp_path):
 
 
 def test_folders_that_are_links_are_not_read(run, tmp_path):
-    there = tmp_path / "elsewhere"
-    there.mkdir()
-    (there / "a.json").write_text('{"returns": [1], "checkpoint": "the secret"}')
-    os.symlink(there, run / "evaluations")
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    (outside / "a.json").write_text('{"returns": [1], "checkpoint": "the secret"}')
+    os.symlink(outside, run / "evaluations")
     assert "the secret" not in write_report([run]).read_text()
 
 
@@ -75,15 +75,15 @@ def test_pipes_and_devices_do_not_block(run, name, tmp_path):
 
 
 @pytest.mark.slow
-def test_many_rows_take_little(tmp_path):
+def test_many_rows_take_little_memory(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     with open(folder / "metrics.jsonl", "w") as file:
         file.write('{"kind": "start"}\n')
         for n in range(60_000):
-            told = {"kind": "train", "update": n, "env_step": n, "seconds": n / 10}
+            start = {"kind": "train", "update": n, "env_step": n, "seconds": n / 10}
             file.write(
-                json.dumps({**told, "seconds_learn": 0.02, **{f"m{i}": n / 7 for i in range(7)}})
+                json.dumps({**start, "seconds_learn": 0.02, **{f"m{i}": n / 7 for i in range(7)}})
                 + "\n"
             )
             if n % 3 == 0:
@@ -96,17 +96,17 @@ def test_many_rows_take_little(tmp_path):
     assert peak < 30e6  # all rows: 66 MB
     assert found.num_of("train") == 60_000 and found.num_of("episode") == 20_000
     assert len(found.of("train")) < 4100 and found.state == "finished"
-    assert found.update == 59_999  # the last ones are always there
+    assert found.update == 59_999  # the last ones are always read
     last = [row["return"] for row in found.of("episode")][-20:]
     assert last == list(range(59_997 - 57, 59_998, 3))
     assert spent(found) == pytest.approx({"learn": 1199.98, "other": 4799.92})
     assert any("of 60,000 rows of train only every 16th was read" in note for note in found.notes)
-    places = [row["update"] for row in found.of("train")]
-    assert places == sorted(places)
+    updates = [row["update"] for row in found.of("train")]
+    assert updates == sorted(updates)
 
 
 @pytest.mark.slow
-def test_a_row_of_many_keys_ends(run):
+def test_rows_of_many_keys_and_kinds_are_limited(run):
     with open(run / "metrics.jsonl", "a") as file:
         keys = {f"key{i}": i for i in range(20_000)}
         file.write(json.dumps({"kind": "train", "update": 3, "seconds": 3, **keys}) + "\n")
@@ -115,11 +115,11 @@ def test_a_row_of_many_keys_ends(run):
             file.write(json.dumps({"kind": f"kind{i}"}) + "\n")
     rows, faults, counts = counted_rows(run / "metrics.jsonl")
     assert max(map(len, rows)) <= 401 and len(counts) == 40
-    said = " ".join(faults)
-    assert "line 3 has more than 400 entries" in said and "line 4 is longer than" in said
-    begun = time.process_time()
+    notes = " ".join(faults)
+    assert "line 3 has more than 400 entries" in notes and "line 4 is longer than" in notes
+    start = time.process_time()
     write_report([run])
-    assert time.process_time() - begun < 60  # before it did not end
+    assert time.process_time() - start < 60  # an earlier version did not end
 
 
 def test_half_a_surrogate_pair_does_not_end_the_report(run):
@@ -132,7 +132,7 @@ def test_half_a_surrogate_pair_does_not_end_the_report(run):
 CLEAR = "\x1b[2J\x1b]0;title\x07"
 
 
-def test_what_a_terminal_would_obey_is_written_out(run, capsys, monkeypatch, tmp_path):
+def test_terminal_escapes_are_printed_as_text(run, capsys, monkeypatch, tmp_path):
     assert printable(f"a{CLEAR}\x9b\u202e\ud800\tb\n") == (
         "a\\x1b[2J\\x1b]0;title\\x07\\x9b\\u202e\\ud800\tb\n"
     )
@@ -142,11 +142,11 @@ def test_what_a_terminal_would_obey_is_written_out(run, capsys, monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     assert main(["list", "runs", "--in", "."]) == 0
     assert main(["evaluate", CLEAR]) != 0
-    seen = capsys.readouterr()
-    assert "\x1b" not in seen.out + seen.err and "\\x1b[2J" in seen.out
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err and "\\x1b[2J" in captured.out
 
 
-def test_what_a_model_says_is_no_command(capsys):
+def test_terminal_escapes_of_a_model_are_removed(capsys):
     piece = Piece(CLEAR, CLEAR, 0.6, 0.3, -1.0)
     Session(sys.stdin, sys.stdout).stream("it: ", [piece])
     assert "\x1b" not in capsys.readouterr().out

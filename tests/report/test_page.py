@@ -1,4 +1,4 @@
-"""The page as a whole: what stands in it, that it needs nothing beside it, and that it repeats."""
+"""The whole page: its content, that it is self-contained, and that it is reproducible."""
 
 import os
 import re
@@ -16,9 +16,9 @@ from raffia.report.plots import learning_panels
 from .made_runs import brief_rows, config, rows, write_run
 
 
-def test_a_page_is_a_run_with_all_its_parts_and_needs_nothing_beside_it(tmp_path):
-    made = write_run(tmp_path / "run", rows(resumed_at=3000), config())
-    text = report(made)
+def test_a_page_has_all_parts_of_a_run_and_is_self_contained(tmp_path):
+    run = write_run(tmp_path / "run", rows(resumed_at=3000), config())
+    text = report(run)
     page = Page(text)
     parts = [
         *("cartpole · CartPole-v1", "✓ finished", "seed 0", "2 threads", "torch 2.13.0"),
@@ -40,13 +40,13 @@ def test_a_page_is_a_run_with_all_its_parts_and_needs_nothing_beside_it(tmp_path
     assert len(text) < 1_500_000
 
 
-def test_several_runs_are_grouped_by_configuration_and_their_curves_are_explained(tmp_path):
-    made = [
+def test_several_runs_are_grouped_by_configuration_with_a_legend(tmp_path):
+    runs = [
         write_run(tmp_path / f"a{seed}", brief_rows(seed=seed), config(seed)) for seed in (0, 1, 2)
     ]
     other = config(3, simulations=50)
-    made += [write_run(tmp_path / "b", brief_rows(seed=3, speed=20.0), other)]
-    text = report(*made)
+    runs += [write_run(tmp_path / "b", brief_rows(seed=3, speed=20.0), other)]
+    text = report(*runs)
     page = Page(text)
     for part in [
         "4 runs in 2 configurations",
@@ -61,18 +61,18 @@ def test_several_runs_are_grouped_by_configuration_and_their_curves_are_explaine
     assert text.count('class="episode"') == 2  # one of each configuration
     assert "var(--c1)" in text
     assert (tmp_path / "report.html").is_file()
-    text = Page(report(*made[:3])).text
+    text = Page(report(*runs[:3])).text
     assert re.search(r"best mean return \d+(\.\d)? median; \d", text)
     assert "wall time 3 min 20 s median; 3 min 20 s to 3 min 20 s" in text
     assert "cartpole (3 runs) single run 95 % interval training episode" in text
-    assert "single run" not in Page(report(made[0])).text
+    assert "single run" not in Page(report(runs[0])).text
 
 
 pytest.importorskip("matplotlib")
 
 
 class Page(HTMLParser):
-    """Tags in balance, what they refer to, and the text of a part of them."""
+    """Checks that tags are balanced; collects tags, links, ids and the text."""
 
     EMPTY = {"meta", "img", "br", "hr", "source"}
 
@@ -112,13 +112,15 @@ def report(*folders, **options):
     return write_report(folders, **options).read_text(encoding="utf-8")
 
 
-def test_columns_that_say_nothing_of_any_run_are_left_out(tmp_path):
-    aimless = [(i, config(i, target=None)) for i in (0, 1)]
-    runs = [write_run(tmp_path / f"{i}", brief_rows(seed=i), made) for i, made in aimless]
+def test_empty_columns_are_left_out(tmp_path):
+    configs = [(i, config(i, target=None)) for i in (0, 1)]
+    runs = [write_run(tmp_path / f"{i}", brief_rows(seed=i), settings) for i, settings in configs]
     text = Page(report(*runs)).text
     assert "env steps/s" in text and "to target" not in text and "restarts" not in text
-    far = write_run(tmp_path / "far", brief_rows(seed=2, resumed_at=3000), config(2, target=9e9))
-    text = Page(report(*runs, far)).text
+    another = write_run(
+        tmp_path / "far", brief_rows(seed=2, resumed_at=3000), config(2, target=9e9)
+    )
+    text = Page(report(*runs, another)).text
     assert "to target" in text and "not reached" in text and "restarts" in text
 
 
@@ -133,15 +135,15 @@ def test_figures_take_their_colours_from_the_page(tmp_path):
 
 
 def test_key_figures(tmp_path):
-    place = [{"update": 50 * i, "env_step": 100 * i, "seconds": 10.0 * i} for i in range(5)]
+    times = [{"update": 50 * i, "env_step": 100 * i, "seconds": 10.0 * i} for i in range(5)]
     means = [None, 10.0, 195.5, 250.5, 120.0]
-    made = [
-        {"kind": "start", **place[0]},
-        *[{"kind": "evaluate", **place[i], "mean_return": means[i]} for i in (1, 2, 3, 4)],
-        {"kind": "resume", **place[4]},
-        {"kind": "end", **place[4], "reason": "stopped"},
+    rows = [
+        {"kind": "start", **times[0]},
+        *[{"kind": "evaluate", **times[i], "mean_return": means[i]} for i in (1, 2, 3, 4)],
+        {"kind": "resume", **times[4]},
+        {"kind": "end", **times[4], "reason": "stopped"},
     ]
-    run = write_run(tmp_path / "run", made, config(target=195.0), extras=False)
+    run = write_run(tmp_path / "run", rows, config(target=195.0), extras=False)
     text = Page(report(run)).text
     assert "■ stopped" in text and f"raffia resume {run}" in text
     assert "best mean return 250.5 at 300 env steps, 30 s" in text
@@ -156,9 +158,9 @@ def test_the_same_files_give_the_same_bytes(tmp_path):
     first = write_report(folders, tmp_path / "first.html").read_bytes()
     os.utime(folders[0] / "metrics.jsonl", (0, 0))
     code = "import sys; from raffia.report import write_report as w; w(sys.argv[1:3], sys.argv[3])"
-    words = [*folders, tmp_path / "second.html"]
+    args = [*folders, tmp_path / "second.html"]
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
-    command = [sys.executable, "-W", "error", "-c", code, *words]
+    command = [sys.executable, "-W", "error", "-c", code, *args]
     subprocess.run(command, check=True, env=environment, timeout=100)
     assert (tmp_path / "second.html").read_bytes() == first
 
@@ -167,8 +169,8 @@ def test_games_are_counted_by_side_and_their_outcomes_have_their_own_scale(tmp_p
     """A game's outcomes lie in -1..1; in the same panel they would cut off all other returns."""
     row = {"kind": "evaluate", "update": 1, "env_step": 10, "seconds": 1.0, "mean_return": 0.2}
     row |= {"returns": [1, 1, 0, -1, 0], "as_first": [True, False, True, False, False]}
-    made = [{"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0}, row]
-    run = write_run(tmp_path / "run", made, config(preset="tictactoe", target=None))
+    rows = [{"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0}, row]
+    run = write_run(tmp_path / "run", rows, config(preset="tictactoe", target=None))
     text = Page(report(run)).text
     assert "run first 2 1 1 0" in text and "run second 3 1 1 1" in text
     assert f"raffia play {run}" in text
@@ -194,15 +196,15 @@ def test_games_are_counted_by_side_and_their_outcomes_have_their_own_scale(tmp_p
 
 def test_text_from_files_is_escaped(tmp_path):
     evil = "<script>alert(1)</script>"
-    mine = config(preset=evil, env=evil)
-    mine["search"][evil] = evil
-    mine["run"]["versions"] = {"torch": evil}
-    made = brief_rows(evaluations=2)
-    for row in made:
+    settings = config(preset=evil, env=evil)
+    settings["search"][evil] = evil
+    settings["run"]["versions"] = {"torch": evil}
+    changed = brief_rows(evaluations=2)
+    for row in changed:
         if row["kind"] == "train":
             row |= {f"{evil}_loss": 1.0, f"seconds_{evil}": 0.1, f"{evil}_per_second": 2.0}
-    made[-1]["reason"] = evil
-    run = write_run(tmp_path / "a <b> & c", made, mine)
+    changed[-1]["reason"] = evil
+    run = write_run(tmp_path / "a <b> & c", changed, settings)
     evaluation = '{"returns": [1], "checkpoint": "<script>", "opponent": "<script>"}'
     (run / "evaluations" / "<script>.json").write_text(evaluation)
     text = report(run)
@@ -223,18 +225,18 @@ def test_a_changed_setting_is_marked(tmp_path):
     assert "The values of preset cartpole were not recorded" in report(run)
 
 
-def test_a_page_is_written_where_it_is_wanted(tmp_path):
+def test_a_page_is_written_to_the_given_path(tmp_path):
     run = write_run(tmp_path / "run", brief_rows(evaluations=1), config(), extras=False)
     assert write_report([run]) == run / "report.html"
-    there = tmp_path / "pages" / "one.html"
-    assert write_report([run, f"{run}/"], there) == there  # the same run twice is one run
-    assert "report of a run" in there.read_text()
-    assert [path.name for path in there.parent.iterdir()] == ["one.html"]
+    page = tmp_path / "pages" / "one.html"
+    assert write_report([run, f"{run}/"], page) == page  # the same run twice is one run
+    assert "report of a run" in page.read_text()
+    assert [path.name for path in page.parent.iterdir()] == ["one.html"]
     with pytest.raises(ValueError, match="raffia report RUN"):
         write_report([])
 
 
-def test_settings_of_matplotlib_neither_count_nor_change(tmp_path):
+def test_settings_of_matplotlib_are_neither_used_nor_changed(tmp_path):
     import matplotlib
 
     run = write_run(tmp_path / "run", brief_rows(evaluations=2), config(), extras=False)

@@ -1,4 +1,4 @@
-"""What a page tells of a population: fitness, lineage, hyper-parameters; and of damaged rows."""
+"""The page of a population: fitness, lineage, hyper-parameters, and damaged rows."""
 
 import copy
 import re
@@ -19,19 +19,19 @@ RATES = [[0.01, 0.1, 0.001, 0.5], [0.1, 0.1, 0.2, 0.01], [0.2, 0.1, 0.4, 0.1]]
 FIRST = {"rate": RATES[0], "gamma": [0.99] * 4, "beta": [1.0, 2.0, 1.0, 1.0]}
 
 
-def lived():
-    """Three generations of four: 1 is the best, then its heir 4, then that one's child 6.
+def generations():
+    """Three generations of four: 1 is the best, then its child 4, then that one's child 6.
 
-    By place:  0 1 2 3  ->  1 4 5 0  ->  4 1 6 7, and 5 comes to grief.
+    By row:  0 1 2 3  ->  1 4 5 0  ->  4 1 6 7, and 5 diverges.
     """
     return [
         start(),
         evaluated(1, [1.0, 9.0, 2.0, None], [0, 1, 2, 3]),
-        born(1, [1.0, 9.0, 2.0, None], [1, 1, 1, 0], [1, 4, 5, 0], [1, 1, 1, 0])
+        selected(1, [1.0, 9.0, 2.0, None], [1, 1, 1, 0], [1, 4, 5, 0], [1, 1, 1, 0])
         | {"kinds": ["none", "none", "hyper", "parameters"]}
         | {"changes": ["", "", "rate 0.1 -> 0.2", "120 weights of 3 tensors"]},
         evaluated(2, [8.0, 11.0, None, 3.0], [1, 4, 5, 0]),
-        born(2, [8.0, 11.0, None, 3.0], [1, 0, 1, 3], [4, 1, 6, 0], [4, 1, 4, 0])
+        selected(2, [8.0, 11.0, None, 3.0], [1, 0, 1, 3], [4, 1, 6, 0], [4, 1, 4, 0])
         | {"kinds": ["none", "none", "hyper", "activation"]}
         | {"changes": ["", "", "rate 0.1 -> 0.4", "policy: relu -> tanh"]},
         evaluated(3, [10.0, 9.5, 14.25, 2.0], [4, 1, 6, 0]),
@@ -46,32 +46,41 @@ def start(size=4):
 
 
 def evaluated(number, fitness, members):
-    best = max(one for one in fitness if one is not None)
-    at = {"update": 50 * number, "env_step": 500 * number, "seconds": 9.0 * number}
-    told = {"mean_return": best, "returns": [best - 1, best + 1], "fitness": fitness}
-    return {"kind": "evaluate", **at, **told, "members": members}
+    best = max(value for value in fitness if value is not None)
+    time = {"update": 50 * number, "env_step": 500 * number, "seconds": 9.0 * number}
+    values = {"mean_return": best, "returns": [best - 1, best + 1], "fitness": fitness}
+    return {"kind": "evaluate", **time, **values, "members": members}
 
 
-def born(number, fitness, parents, members, parent_members):
-    at = {"update": 50 * number, "env_step": 500 * number, "seconds": 9.0 * number}
-    who = {"parents": parents, "members": members, "parent_members": parent_members}
-    made = {"kinds": ["none"] * len(members), "changes": [""] * len(members)}
-    made["hyper"] = {**FIRST, "rate": RATES[number]}
-    return {"kind": "generation", **at, "generation": number, "fitness": fitness, **who, **made}
+def selected(number, fitness, parents, members, parent_members):
+    time = {"update": 50 * number, "env_step": 500 * number, "seconds": 9.0 * number}
+    lineage = {"parents": parents, "members": members, "parent_members": parent_members}
+    changes = {"kinds": ["none"] * len(members), "changes": [""] * len(members)}
+    changes["hyper"] = {**FIRST, "rate": RATES[number]}
+    return {
+        "kind": "generation",
+        **time,
+        "generation": number,
+        "fitness": fitness,
+        **lineage,
+        **changes,
+    }
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Of the run as it was lived."""
-    return page_of(tmp_path_factory.mktemp("lived"), made=settings_of())
+    """The page of these generations."""
+    return page_of(tmp_path_factory.mktemp("lived"), settings=settings_of())
 
 
 def settings_of(size=4, **more):
     return config(target=None) | {"population": {"size": size, "eval_loop": 1, **more}}
 
 
-def page_of(tmp_path, rows=None, made=None, name="run"):
-    run = write_run(tmp_path / name, lived() if rows is None else rows, made, extras=False)
+def page_of(tmp_path, rows=None, settings=None, name="run"):
+    run = write_run(
+        tmp_path / name, generations() if rows is None else rows, settings, extras=False
+    )
     return write_report([run]).read_text(encoding="utf-8")
 
 
@@ -93,9 +102,9 @@ def tree_of(text):
     return re.search(r'<svg[^>]*aria-label="Lineage".*?</svg>', text, re.DOTALL)[0]
 
 
-def test_what_is_told(page):
+def test_the_summary_of_a_population(page):
     text = section(page)
-    told = words(text)
+    summary = words(text)
     for part in [
         "4 members, 2 generations after the first.",
         "The best is member 6, a descendant of member 1.",
@@ -103,31 +112,37 @@ def test_what_is_told(page):
         "2 members diverged",
         "The same in all members at all times: gamma 0.99.",
     ]:
-        assert part in told, part
+        assert part in summary, part
     assert "For a population, an evaluation is that of its best member." in words(page)
     assert "was left out" not in notes(page)
-    captions = [words(one).split() for one in re.findall(r"<figcaption>.*?</figcaption>", text)]
+    captions = [
+        words(caption).split() for caption in re.findall(r"<figcaption>.*?</figcaption>", text)
+    ]
     assert captions == [["Fitness", "by", "member"], ["rate", "(log", "scale)"], ["beta"]]
 
 
 @pytest.mark.parametrize(
-    ("rows", "made", "told"),
+    ("rows", "config", "parts"),
     [
-        (lived()[:1], settings_of(), ["No evaluation of its members has been written yet."]),
-        (lived()[:2], settings_of(), ["The best is member 1, which was there from the start."]),
-        (lived()[:2], settings_of(), ["at all times: gamma 0.99.", "No change was made"]),
-        (lived()[:-1], settings_of(), ["The best is member 4, a descendant of member 1."]),
-        (lived()[:-1], settings_of(), ["They have not been evaluated since selection"]),
-        (lived(), settings_of(eval_loop=3), ["the mean of the last 3 evaluations"]),
-        (lived(), None, ["4 members, 2 generations"]),  # the rows say the size
+        (generations()[:1], settings_of(), ["No evaluation of its members has been written yet."]),
+        (
+            generations()[:2],
+            settings_of(),
+            ["The best is member 1, which was there from the start."],
+        ),
+        (generations()[:2], settings_of(), ["at all times: gamma 0.99.", "No change was made"]),
+        (generations()[:-1], settings_of(), ["The best is member 4, a descendant of member 1."]),
+        (generations()[:-1], settings_of(), ["They have not been evaluated since selection"]),
+        (generations(), settings_of(eval_loop=3), ["the mean of the last 3 evaluations"]),
+        (generations(), None, ["4 members, 2 generations"]),  # the rows say the size
     ],
 )
-def test_what_is_told_of_other_runs(tmp_path, rows, made, told):
-    text = words(section(page_of(tmp_path, rows, made)))
-    assert all(part in text for part in told)
+def test_the_summary_of_other_runs(tmp_path, rows, config, parts):
+    text = words(section(page_of(tmp_path, rows, config)))
+    assert all(part in text for part in parts)
 
 
-def test_the_tree_says_of_each_member_what_became_of_it(page):
+def test_the_tree_shows_fitness_and_changes_of_each_member(page):
     tree = tree_of(page)
     titles = re.findall(r"<title>(.*?)</title>", tree)
     assert len(titles) == 12
@@ -142,18 +157,18 @@ def test_the_tree_says_of_each_member_what_became_of_it(page):
     ]:
         assert title in titles, title
     assert tree.count("stroke:currentColor;stroke-width:2px") == 2  # crosses
-    rings = re.findall(r"<title>(\S+ \d+)[^<]*</title></circle>", "".join(ringed(tree)))
+    rings = re.findall(r"<title>(\S+ \d+)[^<]*</title></circle>", "".join(marked_circles(tree)))
     assert rings == ["member 1", "member 4"]
-    # The way of the best is strong and of its founder's tone.
+    # The path of the best is bold and has its founder's colour.
     strong = re.findall(r'<path d="([^"]*)"[^>]*style="stroke:var\(--(c\d)\);[^>]*3.2px', tree)
-    [(way, tone)] = strong
-    assert tone == "c0" and way.count("M") == 2  # 1 -> 4 -> 6
+    [(path, tone)] = strong
+    assert tone == "c0" and path.count("M") == 2  # 1 -> 4 -> 6
     faint = re.findall(r'opacity="\.5" style="stroke:var\(--(c\d)\)', tree)
-    assert sorted(faint) == ["c0", "c1"]  # and from member 0; of 2 and 3 no line begins
+    assert sorted(faint) == ["c0", "c1"]  # and from member 0; no line starts at 2 and 3
 
 
-def test_changes_of_the_form_are_told_by_what_the_network_is_for(tmp_path):
-    rows = lived()
+def test_changes_of_networks_are_named_by_their_purpose(tmp_path):
+    rows = generations()
     first = [
         ("none", ""),
         ("activation", "dynamics_network.fc_reward_head: relu -> silu"),
@@ -165,22 +180,24 @@ def test_changes_of_the_form_are_told_by_what_the_network_is_for(tmp_path):
     for row, changes in ((rows[2], first), (rows[4], last)):
         row["kinds"], row["changes"] = map(list, zip(*changes, strict=True))
     tree = tree_of(page_of(tmp_path, rows, settings_of()))
-    for said in [
+    for part in [
         "; activation of the head of the value prefix: relu → silu<",
         "; the policy head: layer 1 more<",
         "; mine.inner: 16 nodes less in layer 0<",
         "; activation of head Q1: elu → gelu<",
         "; head V: one layer stays<",
     ]:
-        assert said in tree, said
+        assert part in tree, part
 
 
-def ringed(tree):
-    return [one for one in re.findall(r"<circle.*?</circle>", tree) if "var(--paper)" in one]
+def marked_circles(tree):
+    return [
+        circle for circle in re.findall(r"<circle.*?</circle>", tree) if "var(--paper)" in circle
+    ]
 
 
-def test_tables_of_the_last_generation_and_of_the_best_ones_way(page):
-    last, way = re.findall(r"<tbody>.*?</tbody>", section(page))
+def test_tables_of_the_last_generation_and_of_the_best_s_path(page):
+    last, path = re.findall(r"<tbody>.*?</tbody>", section(page))
     cells = [
         [words(cell).strip() for cell in re.findall(r"<td.*?</td>", row)]
         for row in re.findall(r"<tr>.*?</tr>", last)
@@ -189,35 +206,35 @@ def test_tables_of_the_last_generation_and_of_the_best_ones_way(page):
     assert cells[0] == ["6 (best)", "14.25", "4", "11.00", change, "0.4", "1"]
     assert [row[0] for row in cells] == ["6 (best)", "4", "1", "0"]
     assert cells[1][2:5] == ["itself", "11.00", "none"]
-    assert words(way).split() == ["2", "6", "rate", "0.1", "→", "0.4"]
+    assert words(path).split() == ["2", "6", "rate", "0.1", "→", "0.4"]
 
 
 @pytest.mark.parametrize("members", [None, [0, 1], "all", [0, 1, 2, 3]])
-def test_the_first_row_may_say_the_members_and_their_hyper_parameters(tmp_path, members):
+def test_the_first_row_may_name_the_members_and_their_hyper_parameters(tmp_path, members):
     first = {name: value for name, value in start().items() if name != "members"}
     if members is not None:
         first["members"] = members
-    run = write_run(tmp_path / "run", [first, *lived()[1:]], settings_of(), extras=False)
+    run = write_run(tmp_path / "run", [first, *generations()[1:]], settings_of(), extras=False)
     lineage, notes = read_lineage(read_run(run))
-    whole, column = members == [0, 1, 2, 3], lineage.columns[0]
-    assert column.members == (0, 1, 2, 3) and bool(column.hyper) == whole
-    assert not whole or column.hyper["rate"] == tuple(RATES[0])
-    assert bool(notes) == (members is not None and not whole)
+    valid, column = members == [0, 1, 2, 3], lineage.columns[0]
+    assert column.members == (0, 1, 2, 3) and bool(column.hyper) == valid
+    assert not valid or column.hyper["rate"] == tuple(RATES[0])
+    assert bool(notes) == (members is not None and not valid)
 
 
 FOUR = "is not a list of 4, so the generation was left out"
 
 
 def test_long_runs_are_thinned_and_lines_keep_their_ends(tmp_path):
-    made = [lived()[0], evaluated(1, [2.0, 1.0], [0, 1])]
+    rows = [generations()[0], evaluated(1, [2.0, 1.0], [0, 1])]
     for number in range(1, 301):  # the second is a new child of the first each time
-        row = born(1, [2.0, 1.0], [0, 0], [0, number + 1], [0, 0]) | {"generation": number}
+        row = selected(1, [2.0, 1.0], [0, 0], [0, number + 1], [0, 0]) | {"generation": number}
         row |= {"kinds": ["none", "hyper"], "changes": ["", f"rate 1 -> 1.{number}"]}
-        at = {"env_step": 500 * number, "hyper": {"rate": [1.0, 1 + number / 1000]}}
-        made += [row | at, evaluated(number + 1, [2.0, 1.0], [0, number + 1])]
-    text = page_of(tmp_path, made, settings_of(size=2))
-    told = words(section(text))
-    assert "64 of the 301 generations are drawn, evenly spaced" in told
+        changes = {"env_step": 500 * number, "hyper": {"rate": [1.0, 1 + number / 1000]}}
+        rows += [row | changes, evaluated(number + 1, [2.0, 1.0], [0, number + 1])]
+    text = page_of(tmp_path, rows, settings_of(size=2))
+    summary = words(section(text))
+    assert "64 of the 301 generations are drawn, evenly spaced" in summary
     titles = re.findall(r"<title>(.*?)</title>", tree_of(text))
     assert len(titles) == 128
     assert "member 301, generation 300; fitness 1.00; from member 0; rate 1 → 1.300" in titles
@@ -225,12 +242,12 @@ def test_long_runs_are_thinned_and_lines_keep_their_ends(tmp_path):
 
 
 def test_names_are_escaped(tmp_path):
-    made = lived()
-    for row in made:
+    rows = generations()
+    for row in rows:
         if row["kind"] == "generation":
             row["hyper"]["<b>&"] = [1.0, 2.0, 3.0, 40.0]
             row["changes"][2] = "<i>odd</i> 1 -> 2"
-    text = section(page_of(tmp_path, made, settings_of()))
+    text = section(page_of(tmp_path, rows, settings_of()))
     assert "<b>&" not in text.replace("<b>&lt;b&gt;&amp;", "") and "<i>odd" not in text
     assert "&lt;i&gt;odd&lt;/i&gt; 1 → 2" in text
 
@@ -249,43 +266,43 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "says"), DAMAGED)
-def test_damaged_generations_are_told(tmp_path, name, value, says):
-    made = lived()
-    made[2] |= {name: value}
-    text = page_of(tmp_path, made, settings_of())
-    assert f"generation: {says} in 1 row, first at update 50" in notes(text)
+@pytest.mark.parametrize(("name", "value", "note"), DAMAGED)
+def test_damaged_generations_are_noted(tmp_path, name, value, note):
+    rows = generations()
+    rows[2] |= {name: value}
+    text = page_of(tmp_path, rows, settings_of())
+    assert f"generation: {note} in 1 row, first at update 50" in notes(text)
     assert "The best is member 6" in words(section(text))
 
 
-def test_missing_entries_and_damaged_evaluations_are_told(tmp_path):
-    made = lived()
+def test_missing_entries_and_damaged_evaluations_are_noted(tmp_path):
+    rows = generations()
     for name in ("fitness", "kinds", "hyper"):
-        del made[2][name]
-    made[-1] |= {"members": [1, 2, 3]}
-    text = page_of(tmp_path, made, settings_of())
-    told = notes(text)
-    assert all(f"generation: {name} is no" in told for name in ("fitness", "kinds", "hyper"))
-    assert "evaluate: members is not a list of 4, and was left out in 1 row, first at" in told
+        del rows[2][name]
+    rows[-1] |= {"members": [1, 2, 3]}
+    text = page_of(tmp_path, rows, settings_of())
+    noted = notes(text)
+    assert all(f"generation: {name} is no" in noted for name in ("fitness", "kinds", "hyper"))
+    assert "evaluate: members is not a list of 4, and was left out in 1 row, first at" in noted
     assert "The best is member 4" in words(section(text))
 
 
-def test_after_a_lost_generation_who_goes_on_is_known_by_number(tmp_path):
-    made = lived()
-    del made[2]
-    text = page_of(tmp_path, made, settings_of())
+def test_after_a_lost_generation_members_are_matched_by_number(tmp_path):
+    rows = generations()
+    del rows[2]
+    text = page_of(tmp_path, rows, settings_of())
     titles = re.findall(r"<title>(.*?)</title>", tree_of(text))
     assert "member 1, generation 1; fitness 8.00; unchanged" in titles
-    assert "member 4, generation 1; fitness 11.00" in titles  # from whom is not known
+    assert "member 4, generation 1; fitness 11.00" in titles  # its parent is not known
     assert "The best is member 6, a descendant of member 4." in words(section(text))
 
 
-def test_of_several_runs_each_is_named_and_a_list_shows_them(tmp_path):
+def test_several_populations_are_each_named(tmp_path):
     runs = []
     for name, size in (("a", 4), ("b", 4), ("one", 1)):
-        made = settings_of(size) | {"seed": 3 if size == 4 else 0, "name": name}
-        rows = lived() if size == 4 else brief_rows(evaluations=2)
-        runs.append(write_run(tmp_path / name, rows, made, extras=False))
+        settings = settings_of(size) | {"seed": 3 if size == 4 else 0, "name": name}
+        rows = generations() if size == 4 else brief_rows(evaluations=2)
+        runs.append(write_run(tmp_path / name, rows, settings, extras=False))
     text = section(write_report(runs).read_text())
     assert "a: Lineage" in text and "b: Lineage" in text and "one: " not in text
     assert summarise(runs[0]).best_return == 14.25
@@ -299,7 +316,7 @@ anything = st.recursive(
     max_leaves=6,
 )
 fours = st.lists(st.integers(0, 5) | anything, min_size=4, max_size=4)
-spoilt = st.dictionaries(
+damaged = st.dictionaries(
     st.sampled_from(["members", "parents", "parent_members", "fitness", "kinds", "changes"])
     | st.sampled_from(["hyper", "generation", "update", "env_step"]),
     st.one_of(anything, fours, st.lists(st.integers(0, 3), min_size=4, max_size=4)),
@@ -308,24 +325,24 @@ spoilt = st.dictionaries(
 
 
 @pytest.mark.slow
-@given(changes=st.lists(spoilt, min_size=5, max_size=5))
+@given(changes=st.lists(damaged, min_size=5, max_size=5))
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_rows_give_a_page(tmp_path_factory, changes):
-    made = copy.deepcopy(lived())
-    for row, change in zip(made[1:], changes, strict=True):
+    rows = copy.deepcopy(generations())
+    for row, change in zip(rows[1:], changes, strict=True):
         row |= change
-    assert "</html>" in page_of(tmp_path_factory.mktemp("runs"), made, settings_of())
+    assert "</html>" in page_of(tmp_path_factory.mktemp("runs"), rows, settings_of())
 
 
-def test_the_best_may_be_of_a_small_line_and_without_an_elite(tmp_path):
-    first, then = [1.0, 2.0, 9.0, 3.0], [1.0, 1.0, 1.0, 8.0]
-    generation = born(1, first, [0, 0, 0, 2], [0, 4, 5, 2], [0, 0, 0, 2])
+def test_the_best_may_have_few_relatives_and_no_elite(tmp_path):
+    first, second = [1.0, 2.0, 9.0, 3.0], [1.0, 1.0, 1.0, 8.0]
+    generation = selected(1, first, [0, 0, 0, 2], [0, 4, 5, 2], [0, 0, 0, 2])
     generation |= {"kinds": ["hyper"] * 4, "changes": ["rate 1 -> 2"] * 4}
-    made = [evaluated(1, first, [0, 1, 2, 3]), generation]
-    told = words(section(page_of(tmp_path, made, settings_of())))
-    assert "The best is member 2, which was there from the start." in told
-    text = section(page_of(tmp_path, [*made, evaluated(2, then, [0, 4, 5, 2])], settings_of()))
+    rows = [evaluated(1, first, [0, 1, 2, 3]), generation]
+    summary = words(section(page_of(tmp_path, rows, settings_of())))
+    assert "The best is member 2, which was there from the start." in summary
+    text = section(page_of(tmp_path, [*rows, evaluated(2, second, [0, 4, 5, 2])], settings_of()))
     assert "from member 2, with the best in bold from member 0" in words(text)
-    assert not ringed(tree_of(text))
+    assert not marked_circles(tree_of(text))
     strong = re.search(r'd="(M[^"]*)"[^>]*style="stroke:var\(--c0\);stroke-width:3', tree_of(text))
     assert strong is not None

@@ -1,4 +1,4 @@
-"""Reading run folders: summaries, what is near, groups, and which episode is shown."""
+"""Reading run folders: summaries, suggestions, groups, and the recorded episode to show."""
 
 import json
 import subprocess
@@ -16,9 +16,9 @@ from .made_runs import GIF, brief_rows, config, rows, write_run
 
 
 def test_a_summary(tmp_path):
-    made = rows(seed=4, resumed_at=3000)
-    run = write_run(tmp_path / "run", made, config(4))
-    means = [row["mean_return"] for row in made if row["kind"] == "evaluate"]
+    all_rows = rows(seed=4, resumed_at=3000)
+    run = write_run(tmp_path / "run", all_rows, config(4))
+    means = [row["mean_return"] for row in all_rows if row["kind"] == "evaluate"]
     known = {"state": "finished", "preset": "cartpole", "env": "CartPole-v1", "seed": "4"}
     ends = {"last_return": means[-1], "best_return": max(means)}
     counts = {"env_step": 6000, "update": 5600, "seconds": 200.0}
@@ -30,9 +30,9 @@ def test_a_summary(tmp_path):
 
 
 def test_states(tmp_path):
-    made = rows(evaluations=1, end="target")
-    assert summarise(write_run(tmp_path / "a", made)).state == "target"
-    again = [*made, made[0] | {"kind": "resume"}]
+    finished = rows(evaluations=1, end="target")
+    assert summarise(write_run(tmp_path / "a", finished)).state == "target"
+    again = [*finished, finished[0] | {"kind": "resume"}]
     assert summarise(write_run(tmp_path / "b", again)).state == "running"
     assert summarise(write_run(tmp_path / "c", rows(end="stopped"))).state == "stopped"
     assert summarise(write_run(tmp_path / "d")).state == "empty"
@@ -57,12 +57,12 @@ def test_runs_are_found_below_a_folder(tmp_path):
     assert names == ["a", "b/one", "b/two"]
 
 
-def test_a_folder_that_is_no_run(tmp_path):
+def test_the_error_for_other_folders_suggests_runs(tmp_path):
     for name in ("runs/cartpole-1", "runs/pendulum", "far/sweep/runs/deep"):
         write_run(tmp_path / name, extras=False)
     (tmp_path / "runs/notes.txt").write_text("x")
     (tmp_path / "runs/qqqq").mkdir()
-    for name, words in (
+    for name, message in (
         ("runs/cartpole1", r"does not exist; did you mean .*/cartpole-1\?"),
         ("", r"it contains far, runs, and neither .*did you mean .*pendulum"),
         ("far", r"did you mean .*runs/deep\?"),
@@ -70,47 +70,49 @@ def test_a_folder_that_is_no_run(tmp_path):
         ("runs/qqqq", "it contains nothing"),
         ("nowhere/at/all", "there are no runs near it"),
     ):
-        with pytest.raises(FileNotFoundError, match=words):
+        with pytest.raises(FileNotFoundError, match=message):
             summarise(tmp_path / name)
 
 
-def test_groups_are_alike_but_for_the_seed(tmp_path):
+def test_runs_that_differ_in_the_seed_alone_are_grouped(tmp_path):
     configs = [config(0), config(1), config(0, simulations=50), config(1, preset="other"), None]
     runs = [
-        read_run(write_run(tmp_path / str(i), config=one, extras=False))
-        for i, one in enumerate([*configs, None])
+        read_run(write_run(tmp_path / str(i), config=settings, extras=False))
+        for i, settings in enumerate([*configs, None])
     ]
     groups = grouped(runs)
-    # a preset is a name: it is no setting, and the run under another one counts as alike
+    # a preset is a name, not a setting: the run with another one belongs to the same group
     names = [[run.name for run in group.runs] for group in groups]
     assert names == [["0", "1", "3"], ["2"], ["4"], ["5"]]
     assert [group.label for group in groups[2:]] == ["4 (no config)", "5 (no config)"]
     assert differing(groups[:2]) == ["search.num_simulations"]
 
 
-def chosen(run):
+def shown_episode(run):
     found = best_recording(read_run(run), read_evaluations(run)[0])
     return found and found.path.name
 
 
 def test_the_best_recorded_episode_is_shown(tmp_path):
-    made = rows(evaluations=3)
-    for row, mean in zip([r for r in made if r["kind"] == "evaluate"], [5, 9, 9], strict=True):
+    all_rows = rows(evaluations=3)
+    for row, mean in zip([r for r in all_rows if r["kind"] == "evaluate"], [5, 9, 9], strict=True):
         row["mean_return"] = mean
-    run = write_run(tmp_path / "run", made, config(), extras=False)
-    assert chosen(run) is None
+    run = write_run(tmp_path / "run", all_rows, config(), extras=False)
+    assert shown_episode(run) is None
     folder = run / "episodes"
     folder.mkdir()
     for name in ("000000500.gif", "000001500.gif", "000001000.mp4", "notes.txt"):
         (folder / name).write_bytes(GIF)
-    assert chosen(run) == "000001500.gif"  # of the best means the newest
+    assert shown_episode(run) == "000001500.gif"  # of the best means the newest
     for name in ("best-seed0-2.gif", "best-seed0-10.gif", "newest-seed0-0.gif"):
         (folder / name).write_bytes(GIF)
-    assert chosen(run) == "best-seed0-10.gif"
+    assert shown_episode(run) == "best-seed0-10.gif"
     (run / "evaluations").mkdir()
-    says = '{"returns": [3, 8, 9], "files": ["best-seed0-10.gif", "best-seed0-2.gif", "gone.gif"]}'
-    (run / "evaluations/1.json").write_text(says)
-    assert chosen(run) == "best-seed0-2.gif"
+    content = (
+        '{"returns": [3, 8, 9], "files": ["best-seed0-10.gif", "best-seed0-2.gif", "gone.gif"]}'
+    )
+    (run / "evaluations/1.json").write_text(content)
+    assert shown_episode(run) == "best-seed0-2.gif"
 
 
 def test_rows_that_are_left_out_give_their_times_to_the_next(tmp_path):

@@ -1,4 +1,4 @@
-"""Configurations by their scores: the best first, with what their runs came to."""
+"""Configurations ordered by their scores, with their runs' results."""
 
 import re
 from pathlib import Path
@@ -28,14 +28,14 @@ def test_the_best_configuration_is_first_by_its_newest_evaluations():
     first, second = scores(grouped([*low, *high]))
     assert [first.group.label, second.group.label] == ["rate=0.2", "rate=0.1"]
     assert first.last == 12.0  # of 10 .. 14, without the least and the largest
-    wanted = bootstrap_band(np.arange(10.0, 15.0))
-    assert (first.low, first.high) == tuple(map(float, wanted))
+    expected = bootstrap_band(np.arange(10.0, 15.0))
+    assert (first.low, first.high) == tuple(map(float, expected))
     assert (first.best, second.best) == (14.0, 90.0)
 
 
 def test_of_losses_the_least_is_first():
     runs = [run("a", 0.1, 0, 3.0, 2.0, loss=True), run("b", 0.2, 0, 3.0, 1.0, loss=True)]
-    assert [one.last for one in scores(grouped(runs))] == [1.0, 2.0]
+    assert [score.last for score in scores(grouped(runs))] == [1.0, 2.0]
 
 
 def test_runs_without_an_evaluation_do_not_count():
@@ -53,7 +53,7 @@ def columns(html):
     return dict(zip(names, re.findall(r"<td[^>]*>(.*?)</td>", first, re.DOTALL), strict=True))
 
 
-def test_each_figure_stands_in_its_column():
+def test_each_number_is_in_its_column():
     runs = [
         run(f"{name}{seed}", rate, seed, 90.0, rate * 100 + seed)
         for name, rate in (("a", 0.1), ("b", 0.2))

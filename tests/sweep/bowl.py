@@ -1,4 +1,4 @@
-"""An algorithm that learns nothing: its score is best where rate is .01 and width 3."""
+"""A toy algorithm whose score is best at rate .01 and width 3."""
 
 import math
 import time
@@ -17,7 +17,7 @@ class BowlRun:
     rate: float = 0.1
     width: int = 1
     layers: tuple[int, ...] = ()
-    jitter: float = 0.0  # seconds that a run may take more, by its settings
+    jitter: float = 0.0  # random extra seconds of a run, by its settings
     num_updates: int = 1
     seed: int = 0
     device: str = "cpu"
@@ -54,8 +54,8 @@ class Bowl(Experiment):
         time.sleep(run.jitter * (hash((run.rate, run.seed)) % 100) / 100)
         if run.width == 7:
             raise ArithmeticError("no run is 7 wide")
-        far = (math.log10(run.rate) + 2) ** 2 + abs(run.width - 3) + sum(run.layers)
-        score = -far + 0.001 * run.seed
+        distance = (math.log10(run.rate) + 2) ** 2 + abs(run.width - 3) + sum(run.layers)
+        score = -distance + 0.001 * run.seed
         return Evaluated(score, {"mean_return": score, "returns": [score]})
 
 

@@ -1,4 +1,4 @@
-"""The plan of a sweep follows from what was asked, and from nothing else."""
+"""The plan of a sweep depends on its arguments alone."""
 
 import json
 import math
@@ -34,7 +34,7 @@ SEEDS = st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True)
 
 @given(seeds=SEEDS, grid=GRIDS, num=st.integers(0, 4), seed=st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
-def test_every_draw_meets_every_point_and_every_seed_once(seeds, grid, num, seed):
+def test_every_draw_is_combined_with_every_grid_point_and_seed_once(seeds, grid, num, seed):
     ranges = {"draw": Range(1e-5, 1.0)} if num else {}
     runs = plan_runs(seeds, grid, ranges, num, seed)
     assert runs == plan_runs(seeds, grid, ranges, num, seed)
@@ -45,8 +45,8 @@ def test_every_draw_meets_every_point_and_every_seed_once(seeds, grid, num, seed
     assert [run.name for run in runs] == sorted(run.name for run in runs)
     if num:  # more draws begin with the same
         more = plan_runs(seeds, grid, ranges, num + 2, seed)[:size]
-        both = zip(more, runs, strict=True)
-        assert all((a.settings, a.seed) == (b.settings, b.seed) for a, b in both)
+        pairs = zip(more, runs, strict=True)
+        assert all((a.settings, a.seed) == (b.settings, b.seed) for a, b in pairs)
         assert plan_runs(seeds, grid, ranges, num, seed + 1) != runs
 
 
@@ -94,19 +94,19 @@ def test_a_wide_range_is_drawn_by_its_logarithm():
         (lambda: plan_runs([0], MANY), "1,000,000,000,000 runs, but a sweep can have 1 to"),
     ],
 )
-def test_what_makes_no_plan_is_refused(call, text):
+def test_invalid_plans_are_refused(call, text):
     with pytest.raises(ConfigError, match=text):
         call()
 
 
-def test_words_are_values_as_json_has_them_and_numbers_as_people_write_them():
+def test_values_are_read_as_json_and_numbers_in_common_forms():
     found = read_choices(["a=1e-3,none,true,atari/pong", "b-c=[1, 0.5],[2]"])
     assert found == {"a": [0.001, None, True, "atari/pong"], "b_c": [[1, 0.5], [2]]}
     found = read_ranges(["a=.5..1.", "b=+1..007", "c=1e-3..1"])
     assert found == {"a": Range(0.5, 1.0), "b": Range(1, 7), "c": Range(1e-3, 1)}
 
 
-def test_a_run_has_its_own_settings_and_the_sweeps(tmp_path):
+def test_a_run_has_its_own_settings_and_those_of_the_sweep(tmp_path):
     runs = plan_runs([3, 4], {"optimizer.learning_rate": [0.25]})
     write_manifest(tmp_path, Manifest.of(ILQL, SMOKE, runs, preset="ilql-smoke"))
     found = read_manifest(tmp_path)
@@ -125,7 +125,7 @@ def test_a_run_has_its_own_settings_and_the_sweeps(tmp_path):
         ({"num_updates": -1}, "run 0: .*num_updates"),
     ],
 )
-def test_settings_without_sense_are_refused_with_their_run(settings, text):
+def test_invalid_settings_are_refused_with_their_run(settings, text):
     with pytest.raises(ConfigError, match=text):
         Manifest.of(ILQL, SMOKE, [PlannedRun("0", settings, 0)])
 
