@@ -100,6 +100,26 @@ def test_seed_and_actions_determine_the_episode(game):
     assert same(first, play(game_of(game, sticky=0.3), 5, taken))
 
 
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [("breakout", {"sticky": 0.25}), ("demon_attack", {"frame_skip": 1}), ("pitfall2", {})],
+)
+def test_a_game_that_is_played_without_looking_is_the_same(game, options):
+    env = game_of(game, **options)
+    taken = actions(env, 150)
+    shown = play(env, 5, taken)
+    taken = taken[: len(shown) - 1]
+    for num in (1, len(taken) // 2, len(taken) - 1):
+        for other in (env, game_of(game, **options)):
+            before = np.stack(other._frames)
+            other.fast_forward(5, taken[:num])
+            assert (np.stack(other._frames) == before).all()  # it has not looked
+            again = [other.step(action) for action in taken[num:]]
+            assert same(shown[num + 1 :], again)
+    with pytest.raises(RuntimeError, match="no game is running"):
+        game_of(game, max_frames=8).fast_forward(5, torch.zeros(9, dtype=torch.int64))
+
+
 def digest():  # stands alone: another process runs its text
     import hashlib
 

@@ -181,6 +181,37 @@ def test_an_observation_that_is_overwritten_is_found():
     assert fails(check_env(SameMemory())) == ["memory"]
 
 
+class Forwards(Good):
+    """Can be played without showing it."""
+
+    def fast_forward(self, seed, actions):
+        self.reset(seed)
+        for action in actions:
+            self.forward(action)
+
+    def forward(self, action):
+        self.count += 1 + int(action) + int(torch.randint(2, (), generator=self.generator))
+        self.player = 1 - self.player
+
+
+class ForgetsPlayer(Forwards):
+    def forward(self, action):
+        super().forward(action)
+        self.player = 0
+
+
+def test_a_fast_forward_must_lead_to_where_the_steps_do():
+    report = check_env(Forwards)
+    report.require()
+    assert "ok     fast forward: leads to where the steps do" in report.lines()
+    assert "ok     fast forward: not offered" in check_env(Good).lines()
+    check_env(batch_of(SerialBatch)).require()
+    report = check_env(ForgetsPlayer)
+    assert fails(report) == ["fast forward"]
+    assert "'to_play' differs after 0 steps, behind a fast forward over 1 steps" in str(report)
+    assert fails(check_env(lambda: SerialBatch([ForgetsPlayer()]))) == ["fast forward"]
+
+
 def batch_of(kind):
     return lambda: kind([Good(), Good(), Good()])
 

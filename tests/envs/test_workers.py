@@ -114,6 +114,41 @@ def test_a_worker_that_dies_in_the_midst_of_a_step_is_replaced(workers):
     assert batch.num_restarts == 1
 
 
+@pytest.mark.parametrize("make", [CARTPOLE, PENDULUM])
+def test_a_fast_forward_gives_the_same_rows_also_while_workers_die(workers, make):
+    batch, serial = workers([make] * 5, 2), SerialBatch([make() for _ in range(5)])
+    generator = torch.Generator().manual_seed(1)
+    lengths, seeds, rows = (4, 0, 3, 1), torch.arange(4), torch.tensor([0, 4, 2, 1])
+    played = [actions_for(batch.spec, num, generator) for num in lengths]
+    for each in (serial, batch):
+        each.reset(torch.tensor([9]), torch.tensor([3]))
+    serial.fast_forward(seeds, played, rows)
+    before, amidst = processes(batch)
+    os.kill(before.pid, signal.SIGKILL)
+    os.kill(amidst.pid, signal.SIGSTOP)  # it has the message, and dies of it
+    with subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -KILL {amidst.pid}"]):
+        batch.fast_forward(seeds, played, rows)
+    assert batch.num_restarts == 2
+    last = actions_for(batch.spec, 5, generator)
+    assert same(batch.step(last), serial.step(last))
+    os.kill(processes(batch)[0].pid, signal.SIGKILL)  # what was not shown is played again, too
+    rows = torch.tensor([1, 3])
+    assert same(batch.step(last[rows], rows), serial.step(last[rows], rows))
+
+
+def test_an_unexpected_end_in_a_fast_forward_names_its_row(workers):
+    batch, serial = workers([PENDULUM] * 3, 2), SerialBatch([PENDULUM() for _ in range(3)])
+    seeds, rows = torch.arange(3), torch.tensor([0, 2, 1])
+    played = [torch.zeros(num, 1) for num in (2, 6, 6)]
+    for each, raised in ((batch, WorkerError), (serial, RuntimeError)):
+        with pytest.raises(raised, match="have no running episode") as found:
+            each.fast_forward(seeds, played, rows)
+        assert found.value.row == 2
+        assert each.step(torch.zeros(1, 1), torch.tensor([0]))["reward"] < 0  # the others run
+        with pytest.raises(ValueError, match=r"float32 \[2, 1\]"):
+            each.fast_forward(seeds[:1], [torch.zeros(2, 3)], rows[:1])
+
+
 def test_ended_and_unstarted_rows_are_still_so_after_a_restart(workers):
     batch = workers([PolicyProbe] * 3, 1)
     batch.reset(torch.tensor([0, 1]), torch.tensor([0, 1]))

@@ -9,6 +9,7 @@ from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.make import limited
 from raffia.envs.workers import WorkerBatch
 from raffia.functional.seeds import derive_seed
 from raffia.train.collect import Collector
@@ -123,6 +124,73 @@ def test_a_resumed_collector_continues_exactly(frame_stack, num_before):
     assert resumed.num_env_steps == uninterrupted.num_env_steps
     assert (uninterrupted.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
     assert uninterrupted.take_ended() == resumed.take_ended()
+
+
+class Forwards(Count):
+    """Can be played without showing it; counts the steps that it shows.
+
+    lag: steps that it leaves out then; below 0 it breaks.
+    """
+
+    def __init__(self, length=9, lag=0):
+        super().__init__(length)
+        self.lag, self.num_shown, self.forwards = lag, 0, []
+
+    def step(self, action):
+        self.num_shown += 1
+        return super().step(action)
+
+    def fast_forward(self, seed, actions):
+        if self.lag < 0:
+            raise RuntimeError("the motor is rusty")
+        self.forwards.append(actions.tolist())
+        self.reset(seed)
+        self.time = len(actions) - self.lag
+
+
+class Steps:
+    """A batch that has only what each must have."""
+
+    def __init__(self, batch):
+        self.spec, self.num_envs = batch.spec, batch.num_envs
+        self.reset, self.step = batch.reset, batch.step
+
+
+@pytest.mark.parametrize(("frame_stack", "limit"), [(1, 0), (3, 0), (3, 7)])
+def test_a_resume_shows_no_more_states_than_a_stack_holds(frame_stack, limit):
+    def collector(wrap=lambda batch: batch, **options):
+        envs = [Forwards(length, **options) for length in (9, 2, 50)]
+        made = Collector(wrap(limited(SerialBatch(envs), limit)), seed=2, frame_stack=frame_stack)
+        return envs, made
+
+    _, straight = collector()
+    straight.collect(by_observation, 5)
+    state = straight.state().clone()
+    envs, resumed = collector()
+    resumed.load_state(state)
+    assert [env.num_shown for env in envs] == [frame_stack, 1, frame_stack]
+    taken = state["actions"].split(state["num_actions"].tolist())
+    assert envs[2].forwards == [taken[2][: 5 - frame_stack].tolist()] and not envs[1].forwards
+    assert (resumed.state() == state).all() and set(resumed.state().keys()) == set(state.keys())
+    lags = collector(lag=1)[1]
+    lags.load_state(state)
+    with pytest.raises(RuntimeError, match="rusty") as found:
+        collector(lag=-1)[1].load_state(state)
+    (words,) = found.value.__notes__
+    assert f"environment 0, after {5 - frame_stack} actions since the reset with seed" in words
+    envs, shows = collector(Steps)  # nothing to go forward with
+    shows.load_state(state)
+    assert [env.num_shown for env in envs] == [5, 1, 5]
+    envs, counts_again = collector()  # the state of a version that saved no returns
+    counts_again.load_state(state.exclude("episode_return", "episode_length"))
+    assert [env.num_shown for env in envs] == [5, 1, 5]
+    straight.take_ended()
+    steps = straight.collect(by_observation, 20)
+    ended = straight.take_ended()
+    for other in (resumed, shows, counts_again):
+        assert (other.collect(by_observation, 20) == steps).all()
+        assert other.take_ended() == ended and ended
+    assert not (lags.collect(by_observation, 20) == steps).all()
 
 
 class Lives(Count):

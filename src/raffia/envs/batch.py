@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from raffia.envs.env import BatchEnv, Env, EnvSpec
+from raffia.envs.env import BatchEnv, Env, EnvSpec, FastForwardBatch, FastForwardEnv
 from raffia.envs.rows import (
     EnvRows,
     RowEnv,
@@ -95,6 +95,33 @@ class SerialBatch:
         ended = rows.terminated[row] or rows.truncated[row]
         rows.runs[row] = not ended or (rows.continues is not None and rows.continues[row])
 
+    def fast_forward(
+        self, seeds: Tensor, actions: Sequence[Tensor], rows: Tensor | None = None
+    ) -> None:
+        """Start episodes from seeds [n] in rows [n] (None: all), and play the actions of each."""
+        chosen = chosen_rows(rows, self.num_envs)
+        for row, seed, played in zip(
+            chosen, checked_seeds(seeds, len(chosen)), actions, strict=True
+        ):
+            self.fast_forward_row(row, seed, played)
+
+    def fast_forward_row(self, row: int, seed: int, actions: Tensor) -> None:
+        """Start the episode of a seed in one row, and play these actions [t, ...]."""
+        checked, env = checked_actions(actions, self.spec, len(actions)), self.envs[row]
+        self.rows.runs[row] = False
+        try:
+            if isinstance(env, FastForwardEnv):
+                env.fast_forward(seed, actions)
+                self.rows.runs[row] = True
+                return
+            self.reset_row(row, seed)
+            for action in checked:
+                refuse_ended([] if self.rows.runs[row] else [row])
+                self.step_row(row, action)
+        except Exception as error:
+            raised_in(error, row)
+            raise
+
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""
         return self.envs[row].render()
@@ -141,6 +168,8 @@ class TimeLimit:
         self.num_envs = batch.num_envs
         self.max_episode_steps = max_episode_steps
         self._length = torch.zeros(batch.num_envs, dtype=torch.int64)
+        if isinstance(batch, FastForwardBatch):  # it is offered where it does something
+            self.fast_forward = self._fast_forward
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
         """Start episodes from these seeds [n] in these rows [n] (None: all); return states [n]."""
@@ -165,6 +194,13 @@ class TimeLimit:
         if self.spec.continues:
             after["continues"] = after["continues"] & ~late
         return after
+
+    def _fast_forward(
+        self, seeds: Tensor, actions: Sequence[Tensor], rows: Tensor | None = None
+    ) -> None:
+        assert isinstance(self.batch, FastForwardBatch)
+        self.batch.fast_forward(seeds, actions, rows)
+        self._length[slice(None) if rows is None else rows] = torch.tensor(list(map(len, actions)))
 
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""

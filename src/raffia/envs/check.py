@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raffia.envs import check_play as play
 from raffia.envs.check_play import Bare, ContractError, ContractNote
-from raffia.envs.env import BatchEnv, Box, Env, EnvSpec
+from raffia.envs.env import BatchEnv, Box, Env, EnvSpec, FastForwardBatch
 from raffia.tensordict.tensordict import TensorDict
 
 Subject = TypeVar("Subject")
@@ -338,6 +338,30 @@ def _check_repeats(subject: EnvUnderTest) -> str:
     return "the same seed and actions give the same episode"
 
 
+def _check_fast_forward(subject: EnvUnderTest) -> str:
+    """fast forward"""
+    batch = subject.twin
+    if not isinstance(batch, FastForwardBatch):
+        return "not offered"
+    seed, row = subject.seed, torch.tensor([0])
+    shown = [batch.reset(torch.tensor([seed]), row).clone()]
+    actions: list[Tensor] = []
+    while len(actions) < subject.num_steps and not play.ended(shown[-1]).any():
+        actions.append(play.one_action(subject.spec, shown[-1], seed, len(actions)))
+        shown.append(batch.step(actions[-1], row).clone())
+    for num in range(1, len(actions), max(1, len(actions) // 3)):  # none of them the last
+        play.episode(batch, 0, seed + 1, 3)
+        batch.fast_forward(torch.tensor([seed]), [torch.cat(actions[:num])], row)
+        again = [batch.step(action, row).clone() for action in actions[num:]]
+        play.require_same(
+            shown[num + 1 :],
+            again,
+            f"behind a fast forward over {num} steps",
+            "do in fast_forward all that reset and step do, but for what they return",
+        )
+    return "leads to where the steps do"
+
+
 def _check_differs(subject: EnvUnderTest) -> str:
     """seeds differ"""
     seeds = [subject.seed + number for number in range(8)]
@@ -413,6 +437,7 @@ CHECKS: tuple[Check, ...] = (
     _check_ends,
     _check_ended_rows,
     _check_repeats,
+    _check_fast_forward,
     _check_differs,
     _check_rows,
     _check_memory,

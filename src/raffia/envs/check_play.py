@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from raffia.envs.env import BatchEnv, Box, Env, EnvSpec
+from raffia.envs.env import BatchEnv, Box, Env, EnvSpec, FastForwardEnv
 from raffia.functional.seeds import generator_for
 from raffia.tensordict.tensordict import TensorDict
 
@@ -50,6 +50,15 @@ class Bare:
         self.envs = list(envs)
         self.spec = cast(EnvSpec, getattr(envs[0], "spec", None))  # None is found by the check
         self.num_envs = len(envs)
+        if isinstance(envs[0], FastForwardEnv):
+            self.fast_forward = self._fast_forward
+
+    def _fast_forward(
+        self, seeds: Tensor, actions: Sequence[Tensor], rows: Tensor | None = None
+    ) -> None:
+        chosen = range(self.num_envs) if rows is None else rows.tolist()
+        for row, seed, played in zip(chosen, seeds.tolist(), actions, strict=True):
+            cast(FastForwardEnv, self.envs[row]).fast_forward(seed, played)
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
         """The states of these seeds in these rows."""

@@ -16,11 +16,13 @@ and after a step besides
                   taken without a reset; only if spec.continues
 
 An episode is made of its seed and its actions alone: `reset` with the same seed, and the same
-actions, give the same episode in any process. Resume stands on that.
+actions, give the same episode in any process. Resume stands on that. Where playing on without
+showing the states takes less time, an environment may offer `fast_forward`: see `FastForwardEnv`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -167,6 +169,25 @@ class Env(Protocol):
 
 
 @runtime_checkable
+class FastForwardEnv(Protocol):
+    """An Env that can also play an episode without showing it.
+
+    A resumed run, and a worker that is started again, use this where an environment has it: of all
+    the actions since a reset, only the last few are then played by `step`.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> isinstance(ValueProbe(), FastForwardEnv)
+    False
+    """
+
+    def fast_forward(self, seed: int, actions: Tensor) -> None:
+        """Do what `reset(seed)` and a `step` for each of the actions [n, ...] do, but show nothing.
+
+        None of the actions ends the episode.
+        """
+
+
+@runtime_checkable
 class BatchEnv(Protocol):
     """E environments of one kind, stepped together; a row is one of them.
 
@@ -193,3 +214,21 @@ class BatchEnv(Protocol):
 
     def close(self) -> None:
         """Release the resources of all environments."""
+
+
+@runtime_checkable
+class FastForwardBatch(Protocol):
+    """A BatchEnv that can also play episodes without showing them.
+
+    >>> from raffia.envs.batch import SerialBatch
+    >>> from raffia.envs.probe import ValueProbe
+    >>> isinstance(SerialBatch([ValueProbe()]), FastForwardBatch)
+    True
+    """
+
+    def fast_forward(
+        self, seeds: Tensor, actions: Sequence[Tensor], rows: Tensor | None = None
+    ) -> None:
+        """Start episodes from seeds int64 [n] in rows int64 [n] (None: all), and play in each its
+        actions [t, ...], none of which ends it.
+        """

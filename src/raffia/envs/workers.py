@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -167,12 +168,24 @@ class WorkerBatch:
             self._shared.actions[chosen] = actions
 
         def note(row: int) -> None:
-            episode = self._episodes[row]
-            assert episode is not None  # it runs
-            episode.actions.append(self._shared.actions[row].copy())
+            self._episode(row).actions.append(self._shared.actions[row].copy())
 
         self._command(b"s", chosen, note)
         return outputs_of(self._tensors, self.spec.step_keys, rows, len(chosen))
+
+    def fast_forward(
+        self, seeds: Tensor, actions: Sequence[Tensor], rows: Tensor | None = None
+    ) -> None:
+        """Start episodes from seeds [n] in rows [n] (None: all), and play the actions of each."""
+        chosen = chosen_rows(rows, self.num_envs)
+        pairs = zip(checked_seeds(seeds, len(chosen)), actions, strict=True)
+        episodes = [_Episode(seed, checked_actions(a, self.spec, len(a))) for seed, a in pairs]
+        episode_of = dict(zip(chosen, episodes, strict=True))
+        for together in zip_longest(*self._by_worker(chosen).values()):  # a row of each worker
+            rows_now = [row for row in together if row is not None]
+            for row in rows_now:
+                self._episodes[row] = episode_of[row]
+            self._command(b"p", rows_now, lambda row: None)
 
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""
@@ -202,9 +215,7 @@ class WorkerBatch:
     def _command(self, letter: bytes, rows: list[int], note: Callable[[int], None]) -> None:
         """Run a command for these rows, each in its worker, in parallel; `note` is called for
         each."""
-        rows_of: dict[int, list[int]] = {}
-        for row in rows:
-            rows_of.setdefault(self._number_of[row], []).append(row)
+        rows_of = self._by_worker(rows)
         failures: dict[int, bytes] = {}  # row -> answer
         with self._closing_if_broken():
             for number, own in rows_of.items():
@@ -222,9 +233,25 @@ class WorkerBatch:
             row = next(row for row in rows if row in failures)
             raise self._failure(row, failures[row])
 
+    def _by_worker(self, rows: list[int]) -> dict[int, list[int]]:
+        rows_of: dict[int, list[int]] = {}
+        for row in rows:
+            rows_of.setdefault(self._number_of[row], []).append(row)
+        return rows_of
+
     def _message(self, number: int, letter: bytes, rows: list[int]) -> None:
         worker = self._workers[number]
-        worker.send(letter, *(row - worker.first for row in rows))
+        own, data = [row - worker.first for row in rows], b""
+        if letter == b"p":  # one row
+            episode = self._episode(rows[0])
+            own.append(episode.seed)
+            data = np.array(episode.actions, dtype=self._shared.actions.dtype).tobytes()
+        worker.send(letter, *own, data=data)
+
+    def _episode(self, row: int) -> _Episode:
+        episode = self._episodes[row]
+        assert episode is not None  # it runs
+        return episode
 
     def _answer(self, number: int, letter: bytes, rows: list[int]) -> bytes:
         """A worker's answer to a command; if it dies, the answer of its replacement."""
@@ -236,7 +263,8 @@ class WorkerBatch:
                     self._wait_until_ready(worker)
                     self._replay(worker)
                     self._message(number, letter, rows)
-                return self._heard(number, worker, len(rows))
+                num_actions = len(self._episode(rows[0]).actions) if letter == b"p" else 0
+                return self._heard(number, worker, len(rows) + num_actions)
             except (EOFError, ConnectionError) as error:
                 deaths += 1
                 what = f"worker {number} (rows {worker.first}..{worker.stop - 1}) died"
@@ -270,14 +298,13 @@ class WorkerBatch:
 
     def _replay(self, worker: _WorkerProcess) -> None:
         """Bring the rows of a new worker to where those of the dead one were."""
-        kind = self._shared.actions.dtype
         for row in range(worker.first, worker.stop):
             episode = self._episodes[row]
             if episode is None:
                 continue
-            actions = np.array(episode.actions, dtype=kind).tobytes()
-            worker.send(b"p", row - worker.first, episode.seed, data=actions)
-            answer = self._heard(self._number_of[row], worker, 1 + len(episode.actions))
+            number = self._number_of[row]
+            self._message(number, b"p", [row])
+            answer = self._heard(number, worker, 1 + len(episode.actions))
             if answer[:1] == b"e":
                 raise self._failure(row, answer)
 

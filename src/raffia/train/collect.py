@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from raffia.envs.env import BatchEnv
+from raffia.envs.env import BatchEnv, FastForwardBatch
 from raffia.envs.rows import row_of_error
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
@@ -181,11 +181,31 @@ class Collector:
         if not self.ledger.has_begun:
             return
         by_row = self.ledger.rewind()
+        seeds = self.ledger.seeds(self._rows)
         self._begin(self._rows)
-        counts = state["num_actions"]
+        knows_returns = "episode_return" in state.keys()  # else they are counted again
+        if knows_returns and isinstance(self.env, FastForwardBatch):
+            by_row = self._fast_forward(self.env, seeds, by_row)
+        counts = torch.tensor([len(actions) for actions in by_row])
         for t in range(int(counts.max())):
             rows = (counts > t).nonzero().squeeze(-1)
             self._replay(rows, torch.stack([by_row[row][t] for row in rows.tolist()]))
+        if knows_returns:
+            self.ledger.load_state(state)
+
+    def _fast_forward(
+        self, env: FastForwardBatch, seeds: Tensor, by_row: list[Tensor]
+    ) -> list[Tensor]:
+        """Play the actions of each row but those whose states a stack shows; returns these."""
+        nums = [max(0, len(actions) - self.frame_stack) for actions in by_row]
+        rows = torch.tensor(nums).nonzero().squeeze(-1)
+        unseen = [by_row[row][: nums[row]] for row in rows.tolist()]
+        for row, actions in zip(rows.tolist(), unseen, strict=True):
+            self.ledger.fast_forward(row, actions)
+        if len(rows):
+            with self._described():
+                env.fast_forward(seeds[rows], unseen, rows)
+        return [actions[num:] for actions, num in zip(by_row, nums, strict=True)]
 
     def _replay(self, rows: Tensor, action: Tensor) -> None:
         assert self._state is not None

@@ -208,9 +208,13 @@ class Ledger:
             self._return = state["episode_return"].tolist()
             self._length = state["episode_length"].tolist()
 
-    def rewind(self) -> list[list[Tensor]]:
-        """Go back to before each row's reset; returns the actions since, to be played again."""
-        actions = [[one for some in row for one in some.unbind()] for row in self._actions]
+    def fast_forward(self, row: int, actions: Tensor) -> None:
+        """Go on to after these actions [n] of a row's episode; its return is not known there."""
+        self._actions[row] = [actions]
+
+    def rewind(self) -> list[Tensor]:
+        """Go back to before each row's reset; returns the actions [n] since, to be played again."""
+        actions = [torch.cat(row) for row in self._actions]
         self._actions = [[] for _ in range(self.num_envs)]
         self._episode = [number - 1 for number in self._episode]
         return actions
