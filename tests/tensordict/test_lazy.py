@@ -561,6 +561,39 @@ def test_rows_of_entries_that_not_all_members_have():
     assert (td[1]["only1"][:2] == 7).all()
 
 
+def test_lists_of_tensors_take_other_forms():
+    one, two = torch.zeros(2), torch.ones(3)
+    assert lazy_stack([one, two], as_list=True) == [one, two]
+    padded = lazy_stack([one, two], as_padded_tensor=True, padding_value=7, padding_side="left")
+    assert padded.tolist() == [[7, 0, 0], [1, 1, 1]]
+    assert lazy_stack([one, two], 1, as_padded_tensor=True).tolist() == [[0, 1], [0, 1], [0, 1]]
+    for layout in (None, torch.jagged):
+        rows = TensorDict.lazy_stack([one, two], as_nested_tensor=True, layout=layout)
+        assert rows.layout is torch.jagged and torch.equal(rows.unbind()[1], two)
+    with pytest.raises(TypeError, match="one of as_list, as_padded"):
+        lazy_stack([one, two], as_list=True, as_padded_tensor=True)
+    with pytest.raises(TypeError, match=r"td\.get\(key, as_list=True\)"):
+        lazy_stack([TensorDict(a=one), TensorDict(a=two)], as_list=True)
+
+
+@pytest.mark.parametrize("key", ["b", ("n", "c"), "n"])
+def test_filling_reaches_a_lazy_stack_below(key):
+    part = TensorDict(b=torch.zeros(2), n={"c": torch.zeros(2)}, batch_size=[2])
+    stack = lazy_stack([part, part.clone()], 1)
+    path = (key,) if isinstance(key, str) else key
+    for td, prefix in (
+        (stack, ()),
+        (TensorDict(l=stack, batch_size=[2]).lock_(), ("l",)),
+        (TensorDict(x={"l": lazy_stack([stack, stack.clone()])}), ("x", "l")),
+    ):
+        td = td.clone().lock_() if td.is_locked else td.clone()
+        assert td.fill_((*prefix, *path), 3) is td
+        below = td[prefix] if prefix else td
+        assert (below[path] == 3).all() and (below["b"] == 3).all() == (key == "b")
+        with pytest.raises(KeyError, match="q"):
+            td.fill_((*prefix, "q"), 3)
+
+
 def test_new_levels_below_levels_that_not_all_have():
     one, two = TensorDict(a=dict(b=1)), TensorDict(a=dict(b=1, n=dict(c=2)))
     td = lazy_stack([one, two])

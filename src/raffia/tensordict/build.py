@@ -249,12 +249,23 @@ class SizeOptions(TypedDict, total=False):
 
 
 class StackOptions(TypedDict, total=False):
-    """The options of `lazy_stack`, for type checkers."""
+    """The options of `lazy_stack` for containers, for type checkers."""
 
     out: Node | None
     device: Device
     stack_dim_name: str | None
     strict_shape: bool
+
+
+class LazyStackOptions(StackOptions, total=False):
+    """All options of `lazy_stack`, for type checkers."""
+
+    as_list: bool
+    as_padded_tensor: bool
+    as_nested_tensor: bool
+    padding_side: str
+    layout: torch.layout | None
+    padding_value: float | bool
 
 
 def finished(

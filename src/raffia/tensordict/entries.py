@@ -448,6 +448,13 @@ def fill_(td: Container, key: NestedKey, value: float | bool) -> Container:
     >>> TensorDict(a=torch.zeros(2)).fill_("a", 3)["a"]
     tensor([3., 3.])
     """
+    if not contains(td, key):
+        raise_missing(key, td)
+    node: Any
+    node, name = holder(td, key)
+    if node is not td:  # which may be a lazy stack: what is read from it is a copy
+        node.fill_(name, value)
+        return td
     entry = get(td, key, NO_DEFAULT)
     for leaf in entry._leaves([]) if isinstance(entry, Node) else [entry]:
         leaf.fill_(value)

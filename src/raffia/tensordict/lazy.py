@@ -701,11 +701,11 @@ class LazyStackedTensorDict(LazyWrites):
 
 @overload
 def lazy_stack(
-    input: Sequence[TensorDictBase], dim: int = 0, **options: Unpack[build.StackOptions]
+    input: Sequence[TensorDictBase], dim: int = 0, **options: Unpack[build.LazyStackOptions]
 ) -> LazyStackedTensorDict: ...
 @overload
 def lazy_stack(
-    input: Sequence[Container], dim: int = 0, **options: Unpack[build.StackOptions]
+    input: Sequence[Container], dim: int = 0, **options: Unpack[build.LazyStackOptions]
 ) -> Container: ...
 @kinds.enter
 def lazy_stack(
@@ -716,11 +716,19 @@ def lazy_stack(
     device: Device = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
-) -> Node | Tensor:
+    as_list: bool = False,
+    as_padded_tensor: bool = False,
+    as_nested_tensor: bool = False,
+    padding_side: str = "right",
+    layout: torch.layout | None = None,
+    padding_value: float | bool = 0.0,
+) -> Node | Tensor | list[Tensor]:
     """Stack containers without copying; entries are stacked when they are read.
 
     out: container that the stacked entries are written to.
     strict_shape: refuse containers of different batch sizes.
+    as_list, as_padded_tensor, as_nested_tensor: what to make of a list of tensors, instead of one
+        tensor by `torch.stack`; for entries of a lazy stack these are options of `get`.
 
     >>> td = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))])
     >>> td.get("a", as_list=True)
@@ -731,7 +739,11 @@ def lazy_stack(
         raise RuntimeError(
             "lazy_stack: the list of containers to stack is empty; items cannot be empty"
         )
-    first = members[0]
+    first, forms = members[0], (as_list, as_padded_tensor, as_nested_tensor)
+    if any(forms):
+        return _joined_tensors(
+            members, dim, forms, padding_side=padding_side, layout=layout, fill=padding_value
+        )
     for td in members:
         if not isinstance(td, Node):
             if all([isinstance(other, Tensor) for other in members]):
@@ -754,6 +766,30 @@ def lazy_stack(
         if result._mark is not None:  # made by hand, as a member is
             result._held = False
     return result if out is None else out.update(result, inplace=True)
+
+
+def _joined_tensors(
+    tensors: list[Any],
+    dim: int,
+    forms: tuple[bool, bool, bool],
+    *,
+    padding_side: str,
+    layout: torch.layout | None,
+    fill: float | bool,
+) -> Tensor | list[Tensor]:
+    """Tensors as a list, as one tensor padded to the largest shape, or as a nested tensor."""
+    if sum(forms) > 1:
+        raise TypeError("lazy_stack: pass one of as_list, as_padded_tensor and as_nested_tensor")
+    if not all([isinstance(tensor, Tensor) for tensor in tensors]):
+        raise TypeError(
+            "lazy_stack: as_list, as_padded_tensor and as_nested_tensor take a list of tensors; "
+            "td.get(key, as_list=True) reads an entry of a lazy stack so"
+        )
+    if forms[0]:
+        return tensors
+    if forms[1]:
+        return torch.stack(padded(tensors, fill, padding_side), dim)
+    return nested(tensors, torch.jagged if layout is None else layout)
 
 
 def _moved_members(tds: Sequence[Any], device: Any, strict_shape: bool) -> list[Any]:
