@@ -88,6 +88,7 @@ def test_a_uniform_buffer(storage, prefetch, tmp_path):
 
 def test_defaults():
     assert TensorDictReplayBuffer().storage.max_size == 1000
+    assert TensorDictReplayBuffer(sampler=PrioritizedSampler(5, 1.0, 1.0)).storage.max_size == 5
     buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, eps=0.0, priority_key="err")
     assert isinstance(buffer.storage, ListStorage) and buffer.priorities is buffer.sampler
     buffer.extend(items(0, 4, err=torch.tensor([0.0, 1.0, 0.0, 3.0])))

@@ -63,7 +63,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
     """A buffer that stores items and draws batches of them, in any order, from any thread.
 
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
-        `ListStorage(1000)` if None.
+        `ListStorage(1000)`, or of the size of the sampler, if None.
     sampler: chooses; `RandomSampler()` if None. It belongs to this buffer from now on.
     writer: decides whether items may be added; any may if None.
         Instead of these three, functions that make them can be given, such as their classes.
@@ -122,10 +122,11 @@ class ReplayBuffer(Buffer, Generic[Items]):
         check_options(batch_size, pin_memory, prefetch)
         check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
-        storage = ListStorage(1000) if storage is None else made(storage, Storage)
+        sampler = RandomSampler() if sampler is None else made(sampler, Sampler)
+        default = getattr(sampler, "max_capacity", None) or 1000
+        storage = ListStorage(default) if storage is None else made(storage, Storage)
         check_is_storage(storage)
         check_device(device)
-        sampler = RandomSampler() if sampler is None else made(sampler, Sampler)
         _check_sampler(sampler, storage)
         _check_callable("transform", transform)
         _check_callable("collate_fn", collate_fn)
