@@ -412,3 +412,31 @@ def test_merged_containers_are_like_the_first():
     assert out.batch_size == out["n"].batch_size == (2,) and out.names == ["t"]
     assert not out["a"].any() and not out["n", "x"].any() and out["b"] is two["b"]
     assert list(one.keys(True, True)) == ["a", ("n", "x")]
+
+
+def test_tensors_share_the_memory_of_a_struct_array_where_torch_can_view_it():
+    fields = [("name", "U10"), ("age", "i4"), ("weight", "f4")]
+    rows = np.array([("Rex", 9, 81.0), ("Fido", 3, 27.0)], dtype=fields)
+    td = TensorDict.from_struct_array(rows)
+    rows["age"] += 1
+    td["weight"][0] = 5
+    assert td["age"].tolist() == [10, 4] and rows["weight"].tolist() == [5, 27]
+    assert (td.to_struct_array() == rows).all()
+    packed = np.zeros(3, dtype=[("a", "i8"), ("b", "f4")])  # rows of 12 bytes
+    constant = np.zeros(3, dtype=fields[1:])
+    constant.flags.writeable = False
+    for array in (packed, constant, rows[::-1], packed[["b"]]):
+        copied = TensorDict.from_struct_array(array)
+        assert copied.batch_size == array.shape
+        for name in copied.keys():
+            assert copied[name].tolist() == array[name].tolist()
+
+
+def test_named_results_of_torch_and_lists_of_numbers_are_structure():
+    found = torch.tensor([[2, 0, 1]]).max(dim=1)
+    for td in (from_namedtuple(found), TensorDict.from_any(found)):
+        assert td["values"].tolist() == [2] and td["indices"].tolist() == [0]
+    tree = ([ones(2), ones(3)], {"list": [1, 2.5, True], "pair": (1, 2)})
+    again = from_pytree(tree).to_pytree()
+    assert torch.utils._pytree.tree_structure(again) == torch.utils._pytree.tree_structure(tree)
+    assert [x.tolist() for x in again[1]["list"]] == [1, 2.5, True]

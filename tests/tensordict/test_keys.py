@@ -603,3 +603,33 @@ def test_the_check_can_fail():
     for wrong in ({"z": ONE}, {"a": WIDE}, {"a": None}):
         with pytest.raises(AssertionError):
             check(make(), wrong)
+
+
+# --- what a function chooses, and what renaming empties ------------------------------------------
+
+
+def test_a_set_of_keys_may_be_what_a_function_chooses():
+    for td in (make(), lazy_stack([make(), make()])):
+        td["text"] = "a string"
+        ndim, seen = td.ndim, []
+
+        def chooses(key, value, ndim=ndim, seen=seen):
+            seen.append(key)
+            return value.ndim == ndim
+
+        one, two, rest = td.split_keys([("b", "d")], chooses)
+        assert list(one.keys(True, True)) == [E] and list(two.keys(True, True)) == [C]
+        assert set(rest.keys(True, True, is_leaf=is_leaf_nontensor)) == {"a", "text"}
+        assert seen == [("a",), C]  # each tensor once, none that is taken, and no text
+        mine, left = td.split_keys(lambda key, value: key[0] == "b", inplace=True)
+        assert left is td and set(mine.keys(True, True)) == {C, E} and "b" not in td
+
+
+def test_renaming_removes_a_nested_container_of_which_nothing_is_left():
+    td = make()
+    td["empty"] = TensorDict()
+    for got in (td, lazy_stack([td, td])):
+        got = got.rename_keys({C: "c", E: "e"})
+        assert set(got.keys(True)) == {"a", "c", "e", "empty"} and sound(got)
+    assert set(td.rename_keys({C: "c", E: Z}).keys(True)) == {"a", "b", Z, "c", "empty"}
+    assert set(td.rename_keys({E: "e"}).keys(True)) == {"a", "b", C, "e", "empty"}

@@ -698,3 +698,13 @@ def test_a_container_that_is_a_member_twice_is_changed_once():
     shared = TensorDict(b=2, c=3)
     td = TensorDict(m=shared, n=shared).select(("m", "b"), ("n", "b"), inplace=True)
     assert list(td["n"].keys()) == ["b"] and td["n"] is shared
+
+
+def test_padding_gives_rows_one_length_again():
+    rows = [TensorDict(a=torch.full((n,), float(n)), batch_size=[n]) for n in (3, 4)]
+    td = lazy_stack(rows).densify(layout=torch.jagged)
+    assert td.batch_size == (2, -1)
+    for padded in (td.to_padded_tensor(-1.0), td.to_padded_tensor(-1.0, mask_key="mask")):
+        assert padded.batch_size == padded["a"].shape == (2, 4) and sound(padded)
+        assert padded["a"].tolist() == [[3, 3, 3, -1], [4, 4, 4, 4]]
+    assert padded["mask"].tolist() == [[True, True, True, False], [True] * 4]

@@ -344,3 +344,12 @@ def test_a_value_with_a_batch_size_bounds_the_one_that_is_found():
     assert TensorDict(a=torch.zeros(2, 3), s="x").auto_batch_size_().batch_size == (2, 3)
     td = TensorDict(dict(a=torch.zeros(2, 3), n=dict(b=torch.zeros(2, 3, 5), s="x")), [2, 3])
     assert td.auto_batch_size_()["n"].batch_size == td["n"].get("s").batch_size == (2, 3)
+
+
+def test_lists_of_values_become_plain_ones():
+    td = TensorDict(batch_size=[2, 2])
+    td["names"] = [["a", "b"], ["c", "d"]]
+    plain = td["names"].tolist()
+    assert plain == [["a", "b"], ["c", "d"]] and type(plain) is type(plain[0]) is list
+    plain[0][0] = "z"
+    assert td["names"][0][0] == "a"

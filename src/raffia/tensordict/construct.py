@@ -148,7 +148,7 @@ class Construction(Node):
         """
         if isinstance(pytree, Tensor):
             return pytree
-        found = any_entries(_rebuilt(pytree, _name_of, lambda leaf: leaf), cls)
+        found = any_entries(_rebuilt(pytree, _name_of, _leaf), cls)
         if found is None:
             raise ValueError(
                 f"from_pytree takes dicts, lists and tuples of tensors, got {type(pytree).__name__}"
@@ -162,15 +162,17 @@ class Construction(Node):
     @classmethod
     @shows_options_of(finished, without="names")
     def from_namedtuple(cls, named_tuple: Any, **options: Unpack[SizeOptions]) -> Self:
-        """A container from a named tuple.
+        """A container from a named tuple, such as the values and indices that torch gives.
 
         >>> from collections import namedtuple
         >>> from raffia import TensorDict
         >>> Point = namedtuple("Point", "x y")
         >>> TensorDict.from_namedtuple(Point(torch.zeros(2), torch.ones(2)))["y"]
         tensor([1., 1.])
+        >>> TensorDict.from_namedtuple(torch.tensor([3, 9, 5]).max(dim=0))["indices"]
+        tensor(1)
         """
-        if not hasattr(named_tuple, "_fields"):
+        if not _field_names(named_tuple):
             raise TypeError(
                 f"from_namedtuple takes a named tuple, got {type(named_tuple).__name__}"
             )
@@ -250,6 +252,9 @@ class Construction(Node):
     @shows_options_of(finished, without="names")
     def from_struct_array(cls, struct_array: np.ndarray, **options: Unpack[SizeOptions]) -> Self:
         """A container from a structured numpy array; its shape is the batch size.
+
+        Tensors share the memory of the array, where it can be written and rows have a length that
+        is a multiple of the field's.
 
         >>> from raffia import TensorDict
         >>> rows = np.array([(1, 2.0), (3, 4.0)], dtype=[("a", "i8"), ("b", "f4")])
@@ -422,8 +427,8 @@ def any_entries(obj: Any, cls: Any) -> Node | dict[str, Any] | None:
         pairs: Any = obj.items()
     elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         pairs = [(field.name, getattr(obj, field.name)) for field in dataclasses.fields(obj)]
-    elif isinstance(obj, tuple) and hasattr(obj, "_fields"):
-        pairs = zip(obj._fields, obj, strict=True)
+    elif names := _field_names(obj):
+        pairs = zip(names, obj, strict=True)
     elif isinstance(obj, np.ndarray) and obj.dtype.names:
         return cls.from_struct_array(obj)
     elif isinstance(obj, tuple):
@@ -439,6 +444,21 @@ def any_entries(obj: Any, cls: Any) -> Node | dict[str, Any] | None:
         below = any_entries(value, cls)
         out[name] = value if below is None else below
     return out
+
+
+def _field_names(obj: Any) -> tuple[str, ...]:
+    """The names of the fields of a named tuple or of torch's kind of them; else none."""
+    if not isinstance(obj, tuple):
+        return ()
+    kind: Any = type(obj)
+    return getattr(kind, "_fields", ()) or (
+        kind.__match_args__ if hasattr(kind, "n_sequence_fields") else ()
+    )
+
+
+def _leaf(value: Any) -> Any:
+    """A leaf of a pytree; numbers are tensors, so that a list of them is taken apart."""
+    return torch.as_tensor(value) if isinstance(value, (bool, int, float, complex)) else value
 
 
 def _rebuilt(tree: Any, name: Callable[[Any], Any], leaf: Callable[[Any], Any]) -> Any:
@@ -461,8 +481,10 @@ def _name_of(key: Any) -> Any:
 def _field(column: np.ndarray, cls: Any) -> Any:
     if column.dtype.names:
         return cls.from_struct_array(column)
-    return (
-        torch.as_tensor(np.ascontiguousarray(column))
-        if column.dtype.kind in "biufc"
-        else column.tolist()
-    )
+    if column.dtype.kind not in "biufc":
+        return column.tolist()
+    steps = column.strides
+    whole = column.flags.aligned and all([n >= 0 and n % column.itemsize == 0 for n in steps])
+    if not (whole and column.flags.writeable):
+        column = np.ascontiguousarray(column)  # torch can't view it
+    return torch.as_tensor(column)

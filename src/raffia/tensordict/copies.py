@@ -330,6 +330,9 @@ def to_padded_tensor(
         return torch.nested.to_padded_tensor(leaf, padding)
 
     out = td._map(padded)
+    if -1 in out._batch_size:  # the length of rows, which is one now
+        leaf = next(leaf for leaf in out._leaves([]) if not leaf.is_nested)
+        out.batch_size = leaf.shape[: len(out._batch_size)]
     if masks:
         mask = masks[0]
         out.set(mask_key, mask.flatten(2).any(-1) if mask.dim() > 2 else mask)

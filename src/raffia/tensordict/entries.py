@@ -356,6 +356,7 @@ def rename_keys(
 ) -> Container:
     """A copy (same tensors) in which each key of `mapping` has its new name.
 
+    A nested container of which nothing is left is removed.
     strict: raise KeyError for a key that is not there.
 
     >>> from raffia import TensorDict
@@ -376,6 +377,12 @@ def rename_keys(
         if contains(out, new):
             raise ValueError(f"rename_keys: {new!r} is already taken")
         out.set(new, value)
+    for old, _ in moves:
+        for end in range(len(old) - 1, 0, -1):
+            level = get(out, old[:end])
+            if not isinstance(level, Node) or level._is_data() or len(level.keys()):
+                break
+            out.del_(old[:end])
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -171,7 +171,9 @@ def grouped(keys: Iterable[NestedKey]) -> tuple[dict[str, None], dict[str, list[
 
 def split_keys(
     td: Container,
-    *key_sets: Sequence[NestedKey] | Mapping[NestedKey, NestedKey],
+    *key_sets: Sequence[NestedKey]
+    | Mapping[NestedKey, NestedKey]
+    | Callable[[tuple[str, ...], Tensor], bool],
     inplace: bool = False,
     default: Any = NO_DEFAULT,
     strict: bool = True,
@@ -179,7 +181,8 @@ def split_keys(
 ) -> tuple[Container, ...]:
     """One container for each set of keys, and a last one with what is left.
 
-    A dict stands for a set of keys and the names that they get.
+    A dict stands for a set of keys and the names that they get; a function of key, a tuple, and
+    tensor for the tensors, of those in no set before, for which it is true.
     inplace: the last one is this container, from which the others are taken out.
     default: what stands for keys that are not there (else KeyError, unless strict=False).
     reproduce_struct: keep the empty levels of nested containers.
@@ -208,6 +211,8 @@ def _split_keys(
     out = []
     for key_set in key_sets:
         part = last.empty(recurse=reproduce_struct)
+        if callable(key_set):
+            key_set = _chosen(last, key_set, moved)
         moves = key_set if isinstance(key_set, Mapping) else None
         for given in [key_set] if isinstance(key_set, str) else key_set:
             key = unravel_key(given)
@@ -235,6 +240,18 @@ def _split_keys(
         if filter_empty and not reproduce_struct:
             prune(last)
     return (*out, last)
+
+
+def _chosen(td: Any, chooses: Callable[[tuple[str, ...], Tensor], bool], moved: Any) -> list[Any]:
+    """The keys of the tensors that a function chooses, of those that are not moved yet."""
+    found = []
+    for key, value in td.items(True, True):
+        path = unravel_key_to_tuple(key)
+        above = [unravel_key(path[: i + 1]) for i in range(len(path))]
+        if isinstance(value, Tensor) and not any([each in moved for each in above]):
+            if chooses(path, value):
+                found.append(key)
+    return found
 
 
 def prune(td: Any) -> None:

@@ -39,6 +39,14 @@ class LinkedList(list):  # type: ignore[type-arg]
         if self.stack is not None:
             self.stack[(*self.at, i)] = value
 
+    def tolist(self) -> list[Any]:
+        """The values as plain lists, which belong to no stack.
+
+        >>> LinkedList(["a"]).tolist()
+        ['a']
+        """
+        return [each.tolist() if isinstance(each, LinkedList) else each for each in self]
+
     def __reduce__(self) -> Any:
         return list, (list(self),)
 
