@@ -194,6 +194,13 @@ def test_entries_by_key_and_a_priority_that_nothing_reads(tmp_path):
     assert buffer["nested"].batch_size == (3,)
     with pytest.raises(KeyError, match="gone"):
         buffer["gone"]
+    numbered = ReplayBuffer(storage=ListStorage(4))
+    assert numbered.extend(range(6)).tolist() == [*range(6)] and numbered[:].tolist() == [
+        2,
+        3,
+        4,
+        5,
+    ]
     batch = buffer.sample()
     assert buffer.update_tensordict_priority(batch) == 0  # it has no "td_error", either
     buffer.dump(tmp_path / "buffer")

@@ -18,8 +18,8 @@ def rows_of(data: Any, structure: RowStructure | None) -> Any:
     """Convert user data to data whose first dimension counts rows.
 
     data: a pytree of tensors [n, ...] or numpy arrays; or a list of n items without that dimension,
-        which are stacked. A list as the outermost node of rows is taken as that only where such
-        rows are stored already.
+        which are stacked; or a range of numbers. A list as the outermost node of rows is taken as
+        that only where such rows are stored already.
     structure: of the stored rows; None before the first.
     Raises ValueError or TypeError for items of different structure, and names them.
 
@@ -31,6 +31,8 @@ def rows_of(data: Any, structure: RowStructure | None) -> Any:
     """
     if isinstance(data, (Tensor, Node)):
         return data
+    if isinstance(data, range):
+        data = list(data)
     if type(data) is not list:
         return tensors_of(data, numbers=False)
     items = [tensors_of(item, numbers=True) for item in data]
