@@ -1,4 +1,4 @@
-"""Changes of a container as `kinds.make` makes it, as tables of functions that make them."""
+"""Tables of functions that change a container of `kinds.make`."""
 
 import operator
 
@@ -25,7 +25,7 @@ def assign(td, name, value):
 
 
 def erase(x):
-    """In place, without a result."""
+    """Zeroes in place, without a result."""
     x.zero_()
 
 

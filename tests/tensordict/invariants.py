@@ -1,6 +1,6 @@
-"""What holds of every container at any time, as one check: `assert sound(td)`.
+"""Invariants of every container, as one check: `assert sound(td)`.
 
-It reads the private parts, because what is wrong there shows in public only later: in the shape
+It reads private state, because an error there shows in public only later: in the shape
 of an index, in a container that unlocks alone, in what a pickle holds.
 """
 
@@ -17,7 +17,7 @@ from raffia.tensordict.views import entries_list, keys_list
 
 
 def sound(td):
-    """True; AssertionError with all that is wrong with a container and what is nested in it."""
+    """True; AssertionError with all problems of a container and the nested ones."""
     wrong = problems(td)
     assert not wrong, "\n".join(wrong)
     return True
@@ -35,14 +35,14 @@ def all_sound(value):
 
 
 def problems(td):
-    """What is wrong with a container, as lines of text."""
+    """The problems of a container, as lines of text."""
     out = []
     _node(_bare(td), "td", out)
     return out
 
 
 def _bare(node):
-    """What a tensorclass or a module of parameters wraps."""
+    """The container that a tensorclass or a module of parameters wraps."""
     if isinstance(node, TensorDictParams):
         return node._tree
     return vars(node).get("_td", node)
@@ -56,11 +56,11 @@ def _node(node, where, out):
     if type(size) is not torch.Size:
         wrong(f"the batch size is a {type(size).__name__}")
     if names is not None:
-        given = [name for name in names if name is not None]
+        present = [name for name in names if name is not None]
         if len(names) != len(size):
             wrong(f"the names are {names}")
-        if len(set(given)) < len(given):
-            wrong(f"a name stands twice in {names}")
+        if len(set(present)) < len(present):
+            wrong(f"a name occurs twice in {names}")
     if isinstance(node, LazyStackedTensorDict):
         _stack(node, wrong)
         below = {str(i): member for i, member in enumerate(node.tensordicts)}
@@ -130,7 +130,7 @@ def _stack(node, wrong):
 
 
 def _lock(node, values, wrong):
-    """A locked container has locked what is nested in it, which knows so; and only that."""
+    """A locked container has locked exactly its nested containers, and they refer to it."""
     locked = node._own_lock if isinstance(node, LazyStackedTensorDict) else node._locked
     children = [_bare(value) for value in values if isinstance(value, Node)]
     for child in children:
@@ -161,7 +161,7 @@ def _lock(node, values, wrong):
 
 
 def _block(node, wrong):
-    """The leaves of a consolidated container lie where it says."""
+    """The leaves of a consolidated container are at their recorded offsets."""
     buffer, spans = node._buffer, node._spans
     if buffer is None:
         if spans is not None:
@@ -172,14 +172,14 @@ def _block(node, wrong):
             wrong("it has spans and is not locked")
         return
     start, stop, leaves = buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes, node._leaves([])
-    places = [leaf.data_ptr() - start for leaf in leaves]
-    for leaf, at in zip(leaves, places, strict=True):
+    offsets = [leaf.data_ptr() - start for leaf in leaves]
+    for leaf, at in zip(leaves, offsets, strict=True):
         if leaf.numel() and not 0 <= at <= at + leaf.nbytes <= stop - start:
             wrong("a leaf does not lie in its buffer")
     if spans is not None:
         if len(spans) != len(leaves):
             wrong(f"it has {len(leaves)} leaves and {len(spans)} spans")
-        elif [a for a, leaf in zip(places, leaves, strict=True) if leaf.numel()] != [
+        elif [a for a, leaf in zip(offsets, leaves, strict=True) if leaf.numel()] != [
             b for b, leaf in zip(spans, leaves, strict=True) if leaf.numel()
         ]:
-            wrong(f"its leaves begin at {places}, its spans at {spans}")
+            wrong(f"its leaves begin at {offsets}, its spans at {spans}")

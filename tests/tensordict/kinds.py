@@ -1,6 +1,6 @@
-"""Kinds of container, and what the tests of this folder compare them by.
+"""Kinds of container, and checks to compare them.
 
-`make` numbers the rows: `op(arange(numel).reshape(batch))` says which rows the result of an
+`make` numbers the rows: `op(arange(numel).reshape(batch))` gives the rows that the result of an
 operation on the batch dims must hold, whatever the trailing dims of a leaf are.
 """
 
@@ -70,7 +70,7 @@ def leaves(td):
 
 
 def check_rows(td, rows, source=None):
-    """td holds exactly the `rows` of source, with every nested batch size following."""
+    """td has exactly the `rows` of source, and every nested batch size follows."""
     source = make() if source is None else source
     assert is_tensor_collection(td) and sound(td)
     assert td.batch_size == rows.shape
@@ -105,7 +105,7 @@ def is_rows(td):
 
 
 def call(name, *args, **options):
-    """A method call, to be made on containers of several kinds."""
+    """A method call that can be applied to containers of several kinds."""
     return lambda td: getattr(td, name)(*args, **options)
 
 
@@ -116,7 +116,7 @@ def ops(**table):
 
 
 def apply_op(x, op, namespace=None):
-    """The method of that name, or the function of a namespace; a dict at the end has keywords."""
+    """Calls the method of that name, or the function of a namespace; a last dict has keywords."""
     name, args = op
     *args, options = args if args and isinstance(args[-1], dict) else (*args, {})
     if namespace is None:
@@ -125,7 +125,7 @@ def apply_op(x, op, namespace=None):
 
 
 def each(table, check):
-    """Make the check of every row of a table, and name those that fail."""
+    """Runs the check for every row of a table, and names those that fail."""
     failed, named = [], table if isinstance(table, dict) else dict(enumerate(table))
     for name, row in named.items():
         try:

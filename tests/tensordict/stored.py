@@ -1,4 +1,4 @@
-"""Containers with entries of all kinds, to be stored or copied; and what they hold, to compare."""
+"""Containers with entries of all kinds, to be stored or copied; and their content, to compare."""
 
 import enum
 import io
@@ -38,7 +38,7 @@ class Level(enum.IntEnum):
 
 
 def through_torch(value, **options):
-    """What `torch.load` reads of what `torch.save` has written."""
+    """The value after `torch.save` and `torch.load`."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -64,7 +64,7 @@ def sample(fill=1.0):
 
 
 def content(value):
-    """All that a container, a tensor or another value holds, in a form that can be compared."""
+    """The content of a container, a tensor or another value, in a comparable form."""
     if isinstance(value, Tensor):
         return _of_nested(value) if value.is_nested else _of_tensor(value)
     if isinstance(value, (NonTensorData, NonTensorStack)):
@@ -91,7 +91,7 @@ def content(value):
 
 def _of_tensor(x):
     plain = x.detach().as_subclass(Tensor).resolve_conj().resolve_neg().contiguous()
-    # The bytes: they tell nan from nan and take any dtype.
+    # The bytes: they distinguish NaNs and work for any dtype.
     return x.dtype, tuple(x.shape), bytes(plain.clone().reshape(-1).view(torch.uint8).tolist())
 
 
@@ -168,7 +168,7 @@ NESTED = {
 }
 
 
-# ------------------------------------------------------------------------- what is written
+# ----------------------------------------------------------------------- stored containers
 
 KEYS = [
     *("a.b", "a/b", "/abs", "../x", "..", ".", "a b", " ", "é木", "meta", "meta.json", "a.memmap"),
@@ -285,7 +285,7 @@ RAGGED = {name: _with_nested(make) for name, make in NESTED.items()} | {
 
 
 def edit(folder, change):
-    """Change the record of a folder."""
+    """Changes the record of a folder."""
     record = json.loads((folder / "meta.json").read_text())
     change(record)
     (folder / "meta.json").write_text(json.dumps(record))

@@ -34,7 +34,7 @@ def make_lazy(dim=0):
     return lazy_stack([make() + i for i in range(3)], dim)
 
 
-def unlike():
+def ragged():
     return lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (2, 3)])
 
 
@@ -46,7 +46,7 @@ def assert_leaves(result, expected):
 
 
 def more(td):
-    """Ones, and one key more than the container."""
+    """Ones, with one more key than the container."""
     return torch.ones_like(td).unlock_().set("z", torch.ones(td.batch_size))
 
 
@@ -73,13 +73,13 @@ KINDS = {
     "locked": lambda: make(lock=True),
     "along 0": make_lazy,
     "along 1": lambda: make_lazy(1),
-    "unlike": unlike,
+    "ragged": ragged,
     "nested": lambda: TensorDict({"l": make_lazy(), "a": torch.ones(3)}, [3]),
 }
 
 
 def every_leaf(td):
-    """The leaves, those of the members of lazy stacks each for itself."""
+    """The leaves, of lazy stacks those of each member."""
     if isinstance(td, LazyStackedTensorDict):
         return [leaf for member in td.tensordicts for leaf in every_leaf(member)]
     values = list(td.values())
@@ -96,14 +96,14 @@ def test_every_leaf_and_member(kind):
             torch.testing.assert_close(got, leaf + 1)
             assert torch.equal(leaf, old)  # the source is left alone
 
-    whole = kind is not unlike  # what is written into a stack is stacked before
+    whole = kind is not ragged  # a stack stacks values before it writes them
     each({key: call for key, call in PLUS_ONE.items() if whole or key != "out"}, check)
 
     def check_in_place(call):
         td = kind()
-        held = every_leaf(td)
+        originals = every_leaf(td)
         assert call(td) is td and td.is_locked is kind().is_locked and sound(td)
-        for now, leaf, old in zip(*map(every_leaf, (td, kind())), held, strict=True):
+        for now, leaf, old in zip(*map(every_leaf, (td, kind())), originals, strict=True):
             assert now is old and torch.equal(now, leaf + 1)
 
     each(IN_PLACE, check_in_place)
@@ -122,28 +122,28 @@ def test_in_place_without_a_result_in_stacks_of_stacks():
 
 
 def test_order_structure_and_keys():
-    td, seen = make(), []
-    result = td.apply(lambda x: seen.append(x.shape) or x)
-    assert seen == [(B, T), (B,)] and result is not td and result["n"] is not td["n"]
+    td, calls = make(), []
+    result = td.apply(lambda x: calls.append(x.shape) or x)
+    assert calls == [(B, T), (B,)] and result is not td and result["n"] is not td["n"]
     assert result["a"] is td["a"]
     for source, keys in ((td, KEYS), (make_lazy(), KEYS * 3)):  # members do not show in the key
         last, whole = [], []
-        source.named_apply(lambda key, x, seen=last: seen.append(key))
-        source.named_apply(lambda key, x, seen=whole: seen.append(key), nested_keys=True)
+        source.named_apply(lambda key, x, calls=last: calls.append(key))
+        source.named_apply(lambda key, x, calls=whole: calls.append(key), nested_keys=True)
         assert whole == keys and last == [key if key == A else "b" for key in keys]
     result = td.named_apply(lambda key, x: x if key == N_B else None, nested_keys=True)
     assert list(result.keys(True, True)) == [N_B]
-    seen = []
-    td.named_apply(lambda key, x: seen.append((key, type(x))), call_on_nested=True)
-    assert seen == [("a", torch.Tensor), ("n", TensorDict)]
-    seen = []
-    td.named_apply(lambda key, x: seen.append(key), is_leaf=lambda cls: True)
-    assert seen == ["a", "n"]
-    td, seen = make().set("s", "text"), {}
-    assert td.named_apply(lambda key, x: seen.update({key: x}) or x)["s"] == "text"
-    assert set(seen) == {"a", "b"}
-    td.named_apply(lambda key, x: seen.update({key: x}), is_leaf=is_leaf_nontensor)
-    assert isinstance(seen["s"], NonTensorData) and seen["s"].data == "text"
+    calls = []
+    td.named_apply(lambda key, x: calls.append((key, type(x))), call_on_nested=True)
+    assert calls == [("a", torch.Tensor), ("n", TensorDict)]
+    calls = []
+    td.named_apply(lambda key, x: calls.append(key), is_leaf=lambda cls: True)
+    assert calls == ["a", "n"]
+    td, calls = make().set("s", "text"), {}
+    assert td.named_apply(lambda key, x: calls.update({key: x}) or x)["s"] == "text"
+    assert set(calls) == {"a", "b"}
+    td.named_apply(lambda key, x: calls.update({key: x}), is_leaf=is_leaf_nontensor)
+    assert isinstance(calls["s"], NonTensorData) and calls["s"].data == "text"
 
 
 def test_others():
@@ -197,7 +197,7 @@ def test_batch_size_names_device_and_lock():
     assert not make().apply(lambda x: x, propagate_lock=True).is_locked
 
 
-def test_what_the_function_gives():
+def test_results_of_the_function():
     for fn in (lambda x: {"u": x}, lambda x: TensorDict({"u": x}, [B])):
         result = make().apply(fn)
         assert type(result["a"]) is TensorDict
@@ -261,16 +261,16 @@ def double(td):
     return TensorDict({"c": td["a"] * 2}, td.batch_size)
 
 
-def how_sigterm_ends(td):
-    """Whether SIGTERM is left to the system, and whether it is held back, for each row."""
+def sigterm_state(td):
+    """Whether SIGTERM has its default handler, and whether the mask blocks it, for each row."""
     default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    held = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    mask = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     rows = td.batch_size
-    return TensorDict({"default": torch.full(rows, default), "held": torch.full(rows, held)}, rows)
+    return TensorDict({"default": torch.full(rows, default), "mask": torch.full(rows, mask)}, rows)
 
 
 class Lingering:
-    """Once it was sent home, the worker that made it is not back at the queue for a while."""
+    """Its deletion keeps the worker that made it away from the queue for a while."""
 
     def __init__(self, td):
         self.home = os.getppid()
@@ -310,25 +310,25 @@ def test_chunks_of_another_dim_and_one_by_one():
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_pool_can_end_its_workers_wherever_it_is_made():
-    """A training notes SIGTERM and goes on: were its forks to do so, their pool would hang."""
+def test_a_pool_can_end_its_workers_whatever_handles_sigterm():
+    """A training run handles SIGTERM and continues; if its forks did so, their pool would hang."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         td = TensorDict({"a": torch.arange(2.0)}, [2])
-        found = td.map(how_sigterm_ends, **pool(num_chunks=2))
+        found = td.map(sigterm_state, **pool(num_chunks=2))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         td = TensorDict({"a": torch.arange(6.0)}, [6])  # a worker misses its last message
         assert len(list(td.map_iter(Lingering, **pool(num_chunks=3)))) == 3
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGTERM, before)
-    assert found["default"].all() and not found["held"].any()
+    assert found["default"].all() and not found["mask"].any()
 
 
-def test_map_into_out_and_what_reaches_the_pool(monkeypatch):
-    """Each worker starts with a seed of its own."""
-    td, asked = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3]), []
+def test_map_into_out_and_arguments_of_the_pool(monkeypatch):
+    """Each worker starts with another seed."""
+    td, received = TensorDict(a=torch.arange(6).reshape(3, 2), batch_size=[3]), []
     for chunksize in (0, 1, 2):
         out = td.clone().zero_()
         assert td.map(lambda x: x + 1, num_workers=0, chunksize=chunksize, out=out) is out
@@ -342,18 +342,18 @@ def test_map_into_out_and_what_reaches_the_pool(monkeypatch):
         Value = staticmethod(torch.multiprocessing.Value)
 
         def Pool(self, num_workers, first_act, arguments):
-            asked.extend([num_workers, first_act, *arguments])
+            received.extend([num_workers, first_act, *arguments])
             return ThreadPool(num_workers)
 
     def context(method):
-        asked.append(method)
+        received.append(method)
         return Context()
 
     monkeypatch.setattr(torch.multiprocessing, "get_context", context)
     options = {"worker_threads": 7, "mp_start_method": "spawn"}
     options |= {"max_tasks_per_child": 1, "chunksize": 1}  # 3 tasks: a pool of 2 workers, another
     assert (td.map(lambda x: x + 1, num_workers=2, **options) == td + 1).all()
-    method, num_workers, first_act, seed, threads, *second = asked
+    method, num_workers, first_act, seed, threads, *second = received
     assert (method, num_workers, threads) == ("spawn", 2, 7)
     assert second == [num_workers, first_act, seed, threads]
     drawn, state, used = [], torch.get_rng_state(), torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""A change that is refused leaves the container as it was: entries, their order, their values."""
+"""A refused change leaves the container unchanged: entries, their order, their values."""
 
 import operator
 from typing import Any
@@ -45,7 +45,7 @@ def lazy():
 
 
 def state(node):
-    """All that a change could alter: objects, their order, versions of tensors, values, locks."""
+    """All that a change could affect: objects, their order, versions of tensors, values, locks."""
     if isinstance(node, LazyStackedTensorDict):
         return [state(td) for td in node.tensordicts]
     if isinstance(node, NonTensorData):
@@ -56,7 +56,7 @@ def state(node):
     return node._version, node.tolist()
 
 
-# What is refused; and whether a lazy stack refuses it too.
+# Invalid changes; and whether a lazy stack refuses them too.
 REFUSED = {
     "update, containers": (
         lambda td: td.update({"n": TensorDict(tree(), [ROWS]), "b": BAD}),
@@ -138,7 +138,7 @@ def test_an_error_at_the_kth_write_changes_nothing(change, method, at, monkeypat
         if id(self) in mine:
             calls.append(args[0])
             if len(calls) == at + 1:
-                raise MemoryError("as if there were no more")
+                raise MemoryError("simulated")
         original(self, *args)
 
     before = state(td)
@@ -148,7 +148,7 @@ def test_an_error_at_the_kth_write_changes_nothing(change, method, at, monkeypat
     except MemoryError:
         assert state(td) == before
     else:
-        assert len(calls) <= at  # there was no such write: the change is done
+        assert len(calls) <= at  # the change has fewer writes and succeeded
         assert state(td) != before
 
 
@@ -168,7 +168,7 @@ def test_the_state_sees_each_kind_of_change():
         assert state(td) != before
 
 
-def test_a_change_does_not_save_what_it_does_not_touch(monkeypatch):
+def test_a_change_backs_up_only_what_it_touches(monkeypatch):
     td = TensorDict({f"n{i}": {f"m{j}": tree() for j in range(3)} for i in range(4)}, [ROWS])
     num_nodes = 1 + len([value for value in td.values(True) if isinstance(value, Node)])
     saved, original = [], TensorDict._stores
@@ -209,7 +209,7 @@ PAIRS = {  # what is written into, and what is written
 
 
 def written(pair, write):
-    """What an entry is after it was written, what its gradient is; or the error's class."""
+    """An entry after it was written, and its gradient; or the class of the error."""
     x = torch.ones(2, 3, requires_grad=True)
     mine, value = PAIRS[pair](x)
     td = TensorDict(a=torch.zeros(2), b=mine)
@@ -227,7 +227,7 @@ def written(pair, write):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_entries_written_at_once_are_what_they_are_written_one_by_one(pair):
+def test_entries_written_together_equal_those_written_one_by_one(pair):
     def one_by_one(td, source):
         for key in ("b", "a"):
             td.set_(key, source[key])
@@ -236,7 +236,7 @@ def test_entries_written_at_once_are_what_they_are_written_one_by_one(pair):
     assert written(pair, lambda td, source: td.update_(source)) == expected
 
 
-def test_a_write_of_many_entries_is_seen_by_the_graph_that_needs_them():
+def test_autograd_notices_a_write_of_many_entries_it_needs():
     td = TensorDict(a=torch.ones(2), b=torch.ones(2))
     product = (torch.ones(2, requires_grad=True) * td["a"]).sum()
     td.update_(td.clone())
@@ -244,7 +244,7 @@ def test_a_write_of_many_entries_is_seen_by_the_graph_that_needs_them():
         product.backward()
 
 
-def test_only_what_may_hold_a_container_is_searched_for_it(monkeypatch):
+def test_only_values_that_may_contain_a_container_are_searched(monkeypatch):
     searched, original = [], build.holds
     monkeypatch.setattr(
         build, "holds", lambda value, td: searched.append(value) or original(value, td)
@@ -283,7 +283,7 @@ def afterwards(holder, store):
     return holder
 
 
-HOLDERS = {  # what a container holds that was made by hand, and nothing held before
+HOLDERS = {  # values of an entry that contain the container themselves
     "made of it": lambda td: TensorDict(x=td),
     "made of a dict": lambda td: TensorDict({"x": {"y": td}}),
     "of another class": lambda td: type("Own", (TensorDict,), {})({"x": td}),
@@ -324,7 +324,7 @@ HOLDERS = {  # what a container holds that was made by hand, and nothing held be
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_what_a_container_may_be_held_by_is_not_stored_in_it(name):
+def test_a_container_cannot_store_a_value_that_contains_it(name):
     td = TensorDict()
     holder = HOLDERS[name](td)
     assert build.holds(holder, td)
@@ -346,7 +346,7 @@ def test_what_a_container_may_be_held_by_is_not_stored_in_it(name):
         lambda stack, member: lazy_stack([lazy_stack([member]), TensorDict(batch_size=[1])])[:1, 0],
     ],
 )
-def test_what_holds_a_stack_or_a_member_of_it_is_not_stored_in_it(loop):
+def test_a_stack_cannot_store_a_value_that_contains_it_or_a_member(loop):
     member = TensorDict()
     stack = lazy_stack([member])
     value = loop(stack, member)

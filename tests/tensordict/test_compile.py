@@ -27,7 +27,7 @@ def compiled(fn, backend="eager"):
 
 
 def check(fn, *args, backend="eager"):
-    """Compiled twice, from the cache the second time, it gives what it gives plainly."""
+    """Compiled, called twice, the function gives the same as plainly."""
     for _ in range(2):
         got, want = [
             f(*[x.clone() if hasattr(x, "clone") else x for x in args])
@@ -151,18 +151,18 @@ def test_functions_of_a_tensor(name):
 
 def test_several_arguments_closures_and_stacks():
     check(lambda x, y: x + y * 2, make(), make() + 1)
-    held = make()
-    check(lambda x: held.apply(lambda y: y * 2).set("x", x), torch.ones(B))
+    outer = make()
+    check(lambda x: outer.apply(lambda y: y * 2).set("x", x), torch.ones(B))
     check(lambda td: td * 2, lazy(make()))
 
 
-def test_what_is_seen_outside():
+def test_changes_are_visible_outside():
     td = make()
-    held = td["a"]
+    before = td["a"]
     compiled(lambda td: td.set("q", td["a"] + 1))(td)
     torch.testing.assert_close(td["q"], td["a"] + 1)
     compiled(lambda td: td.add_(1))(td)
-    torch.testing.assert_close(held, make()["a"] + 1)
+    torch.testing.assert_close(before, make()["a"] + 1)
     with pytest.raises(Exception, match="zz|KeyError|key"):
         compiled(lambda td: td["zz"])(make())
     td = TensorDict({"a": td["a"], "s": "text"}, [B], names=["b"])

@@ -1,4 +1,4 @@
-"""Construction: what goes into a container, what it becomes, and which shapes are refused.
+"""Construction: values that a container accepts, their conversion, and shapes that are refused.
 
 B=2, T=3, A=5 are all different, so that a swapped dimension shows.
 """
@@ -181,7 +181,7 @@ for key in (1, None, (), ("a", 1), ("a", ()), 1.5, b"a"):
     NOT_BUILT[f"key {key}"] = (lambda k=key: TensorDict({"n": {k: ones(B)}}, [B]), KeyError, "")
 
 
-def test_what_is_not_built():
+def test_invalid_batch_sizes_are_refused():
     each(NOT_BUILT, raises)
 
 
@@ -193,7 +193,7 @@ SETTERS = {
 
 
 def test_a_nested_container_starts_with_the_batch_of_its_parent():
-    """A shorter one is grown in a copy."""
+    """A shorter batch size is extended in a copy."""
     for batch in ((), (B,)):
         for build in SETTERS.values():
             inner = TensorDict({"c": ones(B, T), "d": {"e": ones(B, T, A)}}, batch)
@@ -285,13 +285,13 @@ def test_devices():
     assert make(names=[None, "y"]).names == [None, "y"] and make().names == [None, None]
 
 
-# --------------------------------------------------------------------------- from other things
+# -------------------------------------------------------------------------- from other objects
 
 NESTED = {"a": ones(B, T), "b": {"c": torch.zeros(B, 4)}}
 AUTO = {"auto_batch_size": True}
 POINT = Point(ones(B), "text", {"y": ones(B, A)})
 NAMED = TensorDict(a=ones(B), b={"c": torch.zeros(B, T)}).to_namedtuple()
-# what makes a container of which things, and the entries that it has then
+# a constructor, its argument, and the entries
 SOURCES_OF = {
     "dict": ((from_dict, TensorDict.from_dict, make_tensordict), NESTED, {"a", ("b", "c")}),
     "namedtuple": ((from_namedtuple, TensorDict.from_namedtuple), NAMED, {"a", ("b", "c")}),
@@ -301,7 +301,7 @@ SOURCES_OF = {
 
 
 @pytest.mark.parametrize("name", SOURCES_OF)
-def test_from_other_things(name):
+def test_from_other_objects(name):
     builders, source, keys = SOURCES_OF[name]
     for build in (*builders, from_any, TensorDict.from_any):
         for options, batch in (({}, ()), ({"batch_size": [B]}, (B,)), (AUTO, (B,))):

@@ -146,7 +146,7 @@ def test_devices(kind, device):
         assert td.to(**kwargs) is td
 
 
-def test_what_else_says_where_to():
+def test_forms_of_a_target():
     wanted = floats(device="cpu").double()
     for args, kwargs in [
         (("cpu", torch.float64), {}),
@@ -248,8 +248,8 @@ def test_detach_and_data(locked):
     td.data = td.data * 0 + 1
     assert isinstance(td["w"], nn.Parameter) and (td["w"] == 1).all()
     td = floats().requires_grad_() * 2
-    held = td["a"]
-    assert td.detach_() is td and td["a"] is held and not td.requires_grad
+    leaf = td["a"]
+    assert td.detach_() is td and td["a"] is leaf and not td.requires_grad
     assert td[:1].detach_()["a"].shape == td[:1]["a"].shape  # views without a gradient
     td = lazy_stack([params(), params()])
     assert td.requires_grad
@@ -263,9 +263,9 @@ def test_detach_and_data(locked):
 @pytest.mark.parametrize("kind", ["dressed", "locked", "lazy"])
 def test_writing_in_place(kind):
     td = KINDS[kind]()
-    wanted, held = td.apply(lambda x: x + 1), leaves(td)
+    wanted, originals = td.apply(lambda x: x + 1), leaves(td)
     assert td.copy_(wanted.double()) is td and content(td) == content(wanted)
-    assert all([now is old for now, old in zip(leaves(td), held, strict=True)])
+    assert all([now is old for now, old in zip(leaves(td), originals, strict=True)])
     td.fill_("a", 3).fill_("i", 3).fill_("n", 3)
     assert content(td) == content(td.apply(lambda x: x * 0 + 3))
 
@@ -300,8 +300,8 @@ def test_copies(kind):
         assert out.device == td.device and not out.is_locked and sound(out)
         shared = [new is old for old, new in zip(leaves(td), leaves(out), strict=True)]
         assert all(shared) if name in SHALLOW else not any(shared)
-        places = [{leaf.data_ptr() for leaf in leaves(x)} for x in (td, out)]
-        assert places[0].isdisjoint(places[1]) == (name in DEEP)
+        addresses = [{leaf.data_ptr() for leaf in leaves(x)} for x in (td, out)]
+        assert addresses[0].isdisjoint(addresses[1]) == (name in DEEP)
         if isinstance(td, LazyStackedTensorDict):
             assert out.tensordicts[0] is not td.tensordicts[0]
         else:
@@ -313,13 +313,13 @@ def test_copies(kind):
     assert isinstance(weights.clone(False)["w"], nn.Parameter)
 
 
-def test_deepcopy_takes_objects_along():
-    inner = TensorDict(a=torch.ones(B), batch_size=[B]).set_non_tensor("seen", {"games": [1]})
+def test_deepcopy_copies_objects():
+    inner = TensorDict(a=torch.ones(B), batch_size=[B]).set_non_tensor("log", {"games": [1]})
     for td in (inner, TensorDictParams(inner), lazy_stack([inner, inner.clone()])):
         result = copy.deepcopy(td)
         was, now = [x.tensordicts[0] if hasattr(x, "tensordicts") else x for x in (td, result)]
-        now["seen"]["games"].append(2)
-        assert type(result) is type(td) and was["seen"] == {"games": [1]}
+        now["log"]["games"].append(2)
+        assert type(result) is type(td) and was["log"] == {"games": [1]}
 
 
 def test_contiguous_and_dense():
@@ -328,11 +328,11 @@ def test_contiguous_and_dense():
     assert not td.is_contiguous() and not TensorDict(n=td).is_contiguous()
     assert out.is_contiguous() and content(out) == content(td)
     assert out["n", "b"] is td["n", "b"]
-    kept = td["n", "b"]
-    assert td.contiguous(inplace=True) is td and td["a"].is_contiguous() and td["n", "b"] is kept
-    odd = torch.zeros(1, 3).as_strided((1, 3), (7, 1))
-    td = TensorDict(a=odd, b=torch.ones(1, 3))
-    assert odd.is_contiguous() and td.contiguous()["a"] is odd
+    nested = td["n", "b"]
+    assert td.contiguous(inplace=True) is td and td["a"].is_contiguous() and td["n", "b"] is nested
+    strided = torch.zeros(1, 3).as_strided((1, 3), (7, 1))
+    td = TensorDict(a=strided, b=torch.ones(1, 3))
+    assert strided.is_contiguous() and td.contiguous()["a"] is strided
     out = td.contiguous(canonical=True)
     assert out["a"].stride() == (3, 1) and out["b"] is td["b"]
     lazy = KINDS["lazy"]()
@@ -359,7 +359,7 @@ def test_sizes():
 @pytest.mark.parametrize("size", [(4,), (4, 5), ((4, 5),), (torch.Size([4]),)], ids=str)
 @pytest.mark.parametrize("name, value", [("zeros", 0), ("ones", 1), ("empty", None), ("full", 3)])
 def test_new(name, value, size):
-    """Like a stack of new containers of that size: leaves keep what follows the batch."""
+    """Equals a stack of new containers of that size: leaves keep their other dims."""
     batch = torch.Size(size[0] if isinstance(size[0], tuple) else size)
     for td in (make(), make(device="cpu"), lazy_stack([make()])[0]):
         result = getattr(td, f"new_{name}")(*((batch, 3) if name == "full" else size))
@@ -446,12 +446,12 @@ def test_state_dicts():
 def test_state_dicts_are_loaded(kind, flatten):
     td, other = KINDS[kind](), KINDS[kind]().apply(lambda x: x + 1)
     state = copy.deepcopy(other.state_dict(flatten=flatten))
-    held = leaves(td)
+    originals = leaves(td)
     assert td.load_state_dict(state) is td and content(td) == content(other)
-    assert [id(leaf) for leaf in leaves(td)] == [id(leaf) for leaf in held]
+    assert [id(leaf) for leaf in leaves(td)] == [id(leaf) for leaf in originals]
 
 
-def test_state_dicts_that_do_not_fit():
+def test_invalid_state_dicts_are_refused():
     td, state = make(), (make() + 1).state_dict()
     td.load_state_dict(state, assign=True)
     assert td["a"] is state["a"]
@@ -519,7 +519,7 @@ def mixed():
 
 
 BLOCKS = {name: make for name, make in KINDS.items() if name != "locked"} | PLAIN | {"mixed": mixed}
-del BLOCKS["dtypes"]  # those of less than a byte have no place in a block
+del BLOCKS["dtypes"]  # dtypes of less than a byte cannot be in a block
 OPTIONS = [
     *({}, {"metadata": True}, {"num_threads": 2}, {"inplace": True}, {"share_memory": True}),
     *({"filename": "td"}, {"filename": "td", "use_buffer": True}),
@@ -607,7 +607,7 @@ def test_a_block_is_pickled_as_one(options):
         assert out.is_consolidated() and out.is_locked and bool((out == td).all())
 
 
-def test_what_is_not_one_block(tmp_path):
+def test_containers_that_are_not_one_block(tmp_path):
     for call, error, words in [
         (
             lambda: TensorDict(a=torch.eye(2).to_sparse()).consolidate(),

@@ -1,6 +1,6 @@
 """Stored containers when files are changed, disks are full and programs are killed.
 
-tests/files/test_fuzz.py has damage of any kind at any place; here are what a reader must see, and
+tests/files/test_fuzz.py has damage of any kind; here are the cases that a reader must notice, and
 with what words.
 """
 
@@ -59,7 +59,7 @@ def tree(folder):
 
 
 def refused(path, at="", words="."):
-    """Loading is refused, with the file that is damaged and why; nothing is made or grown."""
+    """Loading is refused, and the error names the damaged file and why; nothing is created."""
     before = tree(path) if path.is_dir() else None
     with pytest.raises(DamagedFileError, match=words) as caught:
         load(path)
@@ -76,23 +76,23 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("what", [*REPLACEMENTS, "cut", "empty", "longer"])
-def test_something_else_in_the_place_of_a_file(what, folder, tmp_path):
+@pytest.mark.parametrize("kind", [*REPLACEMENTS, "cut", "empty", "longer"])
+def test_a_file_replaced_by_something_else(kind, folder, tmp_path):
     for at, name in enumerate(FILES):
-        there = tmp_path / f"{at}"
-        shutil.copytree(folder, there)
-        if what in REPLACEMENTS:
-            put(what, there / name, tmp_path / f"outside{at}")
-        elif (there / name).is_dir() or (what == "longer" and name.endswith(".json")):
+        copy = tmp_path / f"{at}"
+        shutil.copytree(folder, copy)
+        if kind in REPLACEMENTS:
+            put(kind, copy / name, tmp_path / f"outside{at}")
+        elif (copy / name).is_dir() or (kind == "longer" and name.endswith(".json")):
             continue
         else:
-            good = (there / name).read_bytes()
-            (there / name).write_bytes({"cut": good[:-1], "longer": good + b"\0"}.get(what, b""))
-        refused(there, name)
+            good = (copy / name).read_bytes()
+            (copy / name).write_bytes({"cut": good[:-1], "longer": good + b"\0"}.get(kind, b""))
+        refused(copy, name)
 
 
 @pytest.mark.parametrize("name", ["meta.json", "n/meta.json"])
-def test_what_is_no_record(name, folder):
+def test_other_files_are_no_record(name, folder):
     for text in (b"{bad", b"[]", b"{}", b"[" * 100_000, b'{"a": NaN}', b'{"a": "\xff\xfe"}'):
         (folder / name).write_bytes(text)
         refused(folder, "meta.json" if name == "meta.json" else "n")
@@ -101,7 +101,7 @@ def test_what_is_no_record(name, folder):
 
 
 def put_at(value, *path):
-    """A change of a record: a value in a place of it; no value removes what is there."""
+    """A change of a record: sets the value at a path; KeyError removes it."""
 
     def change(record):
         *above, last = path
@@ -200,15 +200,15 @@ def test_a_planted_pickle_is_not_opened(folder):
         def __reduce__(self):
             return (open, (str(folder / "boom"), "w"))
 
-    for place in [folder, *[path for path in folder.rglob("*") if path.is_dir()]]:
-        (place / "other.pickle").write_bytes(pickle.dumps(Bomb()))
+    for parent in [folder, *[path for path in folder.rglob("*") if path.is_dir()]]:
+        (parent / "other.pickle").write_bytes(pickle.dumps(Bomb()))
     edit(folder, entry("s", "value", KeyError))
     with pytest.raises(DamagedFileError):
         load(folder)
     assert not (folder / "boom").exists()
 
 
-def test_containers_nested_without_end(folder):
+def test_infinitely_nested_containers(folder):
     path = folder / "meta.json"
     record = json.loads(path.read_text()) | {"entries": {}}
     head, tail = json.dumps(INNER | {"entries": {"n": 0}}).split("0}", 1)
@@ -217,8 +217,8 @@ def test_containers_nested_without_end(folder):
     refused(folder)
 
 
-def test_what_was_not_saved_and_what_is_missing(tmp_path):
-    """Both what a missing file is elsewhere, and what any damage is here."""
+def test_unsaved_folders_and_missing_files(tmp_path):
+    """The error is a FileNotFoundError and a DamagedFileError."""
     with pytest.raises(FileNotFoundError, match="it is missing: nothing was saved here") as caught:
         load(tmp_path)
     assert isinstance(caught.value, DamagedFileError) and isinstance(caught.value, RuntimeError)
@@ -248,7 +248,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_that_do_not_lie_in_the_values(name, folder):
+def test_rows_outside_the_values(name, folder):
     for bad in ROWS[name]:
         (folder / name).write_bytes(torch.tensor(bad).numpy().tobytes())
         refused(folder, name, "nested tensor")
@@ -286,7 +286,7 @@ def parts(file):
 
 
 def forge(file, header, data):
-    """Write a safetensors file whose checksum is right, whatever it holds."""
+    """Writes a safetensors file with a right checksum and any content."""
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if isinstance(metadata, dict) and isinstance(metadata.get(CHECKSUM), str):
         metadata[CHECKSUM] = "0" * 64
@@ -316,15 +316,15 @@ def test_forged_records(one_file, little_memory):
     for _ in range(400):
         header["__metadata__"]["raffia"] = json.dumps(changed(record, rng))
         forge(one_file, header, data)
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             content(load(one_file))
         except DamagedFileError as error:
             assert error.why and str(error.path)
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - start < 1
 
 
-def test_what_is_no_such_file(one_file):
+def test_other_files_are_refused(one_file):
     good = one_file.read_bytes()
     blobs = [b"", b"\0" * 8, b"not a tensor file", b"PK\x03\x04" * 9, b"\x80\x04" * 20]
     blobs += [length.to_bytes(8, "little") + good[8:] for length in (2**63, 2**64 - 1, 2**40, 0, 1)]
@@ -414,7 +414,7 @@ def refused_block(path, words):
         TensorDict.from_consolidated(path)
 
 
-def test_a_block_has_no_strided_ones():
+def test_a_block_has_no_strided_nested_tensors():
     record = json.loads(described(TensorDict(x=jagged()))[0])
     record["entries"]["x"]["ragged"] = "strided"
     record["entries"]["x"]["sizes"] = record["entries"]["x"]["offsets"]
@@ -428,7 +428,7 @@ CALLS = "open write fsync replace close mkdir makedirs unlink posix_fallocate ls
 
 
 def break_at(monkeypatch, n, error):
-    """The n-th call that touches the disk fails; returns a list with the calls until then."""
+    """Makes the n-th call that touches the disk fail; returns a list with the calls until then."""
     made = []
 
     def broken(name, original):
@@ -446,7 +446,7 @@ def break_at(monkeypatch, n, error):
 
 
 def interrupted_saves(target, monkeypatch, error):
-    """Save over what is there, with a failure at each call in turn; yields its number."""
+    """Overwrites the target, with a failure at each call, one per save; yields its number."""
     for n in range(1, 500):
         remove(target)
         sample(1.0).save(target)
@@ -479,14 +479,14 @@ ERRORS = [IO, FULL, KeyboardInterrupt()]
 def test_a_file_is_the_old_or_the_new_one(error, tmp_path, monkeypatch):
     target = tmp_path / "td.safetensors"
     old, new = content(sample(1.0)), content(sample(2.0))
-    seen = []
+    outcomes = []
     for _ in interrupted_saves(target, monkeypatch, error):
         found = content(load(target))
         assert found in (old, new)
-        seen.append(found == new)
+        outcomes.append(found == new)
         for leftover in tmp_path.glob(".*.tmp"):  # a failing close or unlink can leave one
             leftover.unlink()
-    assert False in seen and True in seen
+    assert False in outcomes and True in outcomes
 
 
 @pytest.mark.slow
@@ -524,7 +524,7 @@ def test_saving_again_makes_no_files_but_for_other_records(tmp_path, monkeypatch
     assert numbers().keys() == before.keys() and content(load(tmp_path)) == content(changed)
 
 
-def test_a_container_that_could_not_be_mapped_is_as_it_was(tmp_path, monkeypatch):
+def test_a_container_that_could_not_be_mapped_is_unchanged(tmp_path, monkeypatch):
     for n in (1, 5, 20, 40):
         td = sample()
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Containers in a `torch.utils.data.DataLoader`: as the data set, and as its items."""
+"""Containers in a `torch.utils.data.DataLoader`: as the data set and as its items."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_a_container_is_a_data_set(dataset):
     assert torch.equal(torch.cat([batch.get("obs") for batch in batches]), td.get("obs"))
 
 
-def test_a_batch_is_read_at_once():
+def test_a_batch_is_read_with_one_index():
     (batch,) = DataLoader(make(), batch_size=N, collate_fn=lambda rows: rows)
     assert type(batch) is TensorDict
     assert batch.batch_size == (N,)
@@ -71,7 +71,7 @@ def test_default_collate_of_a_tensorclass():
     assert batch.obs.tolist() == [[0, 1], [2, 3]]
 
 
-def test_items_of_unlike_shape_are_stacked_lazily():
+def test_items_of_different_shapes_are_stacked_lazily():
     batch = default_collate([TensorDict(obs=torch.ones(n)) for n in (2, 3)])
     assert type(batch) is LazyStackedTensorDict
     assert batch[1]["obs"].shape == (3,)

@@ -1,4 +1,4 @@
-"""What a deep copy shares: within itself what was shared, with its source nothing."""
+"""A deep copy shares memory like its source, and none with its source."""
 
 import copy
 import itertools
@@ -80,14 +80,14 @@ def structures(draw: Any) -> Any:
     sources = [torch.arange(12.0).view(3, 4), torch.arange(12.0, 24).view(3, 4)]
     made = [
         (name, view(source)) for source in sources for name, view in VIEWS.items()
-    ]  # each view once: to draw it twice is to hold one tensor twice
+    ]  # each view once, so that a second draw is the same tensor
     tensors = st.sampled_from(made).map(lambda entry: entry[1])
     inner = st.recursive(tensors, of_containers, max_leaves=4)
     names = {id(tensor): name for name, tensor in made}
     return draw(st.recursive(inner, of_any, max_leaves=6)), names, made
 
 
-def place(leaf: torch.Tensor) -> int:
+def memory(leaf: torch.Tensor) -> int:
     return leaf.untyped_storage()._cdata
 
 
@@ -101,13 +101,13 @@ def test_a_deep_copy_shares_what_its_source_shares(drawn):
     assert len(after) == len(before)
     rows = list(zip(before, after, torchs, strict=True))
     for (x, new_x, theirs_x), (y, new_y, theirs_y) in itertools.product(rows, repeat=2):
-        assert (place(new_x) == place(new_y)) == (place(theirs_x) == place(theirs_y))
+        assert (memory(new_x) == memory(new_y)) == (memory(theirs_x) == memory(theirs_y))
         assert (new_x is new_y) == (theirs_x is theirs_y)
         if {names[id(x)], names[id(y)]} & (COPIED_ALONE | CHANGED):
             continue
         assert (new_x is new_y) == (x is y)
-        assert (place(new_x) == place(new_y)) == (place(x) == place(y))
-        assert place(new_x) != place(y)
+        assert (memory(new_x) == memory(new_y)) == (memory(x) == memory(y))
+        assert memory(new_x) != memory(y)
     for x, new, value in zip(before, after, values, strict=True):
         assert torch.equal(new, value) and torch.equal(x, value)
         assert (new.requires_grad, new.dtype, type(new)) == (x.requires_grad, x.dtype, type(x))
@@ -115,11 +115,11 @@ def test_a_deep_copy_shares_what_its_source_shares(drawn):
             assert (new.stride(), new.storage_offset()) == (x.stride(), x.storage_offset())
 
 
-def test_whole_memories_under_two_keys_stay_one():
+def test_one_memory_under_two_keys_stays_one():
     x = torch.arange(6.0)
     for parts in ([x, x.view(2, 3)], [x, {"nested": x.view(6)}]):
         first, second = leaves(copy.deepcopy(TensorDict(dict(zip("ab", parts, strict=True)))))
-        assert place(first) == place(second) != place(x)
+        assert memory(first) == memory(second) != memory(x)
 
 
 def test_one_container_twice_is_one_container_in_the_copy():
@@ -130,12 +130,12 @@ def test_one_container_twice_is_one_container_in_the_copy():
     assert second["a"] is third
 
 
-def test_a_gradient_is_copied_along():
+def test_requires_grad_and_gradients_are_copied():
     x = torch.ones(3, requires_grad=True)
     (x * 2).sum().backward()
-    for kept in (True, False):
-        out = copy.deepcopy(TensorDict(a=x.requires_grad_(kept)))["a"]
-        assert out.requires_grad == kept
+    for requires_grad in (True, False):
+        out = copy.deepcopy(TensorDict(a=x.requires_grad_(requires_grad)))["a"]
+        assert out.requires_grad == requires_grad
         assert out.grad is not x.grad and out.grad.tolist() == [2, 2, 2]
 
 
@@ -163,7 +163,7 @@ ALONE = {  # an entry beside plain ones, which is copied as torch copies it
 
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("kind", [container, stack])
-def test_one_unlike_entry_beside_plain_ones_is_copied_as_torch_does(name, kind):
+def test_one_special_entry_beside_plain_ones_is_copied_as_torch_does(name, kind):
     parts = [torch.ones(2), ALONE[name](torch.arange(12.0).view(3, 4)), torch.zeros(3)]
     mine = leaves(copy.deepcopy(kind(parts)))
     for x, out, theirs in zip(parts, mine, copy.deepcopy(parts), strict=True):
@@ -174,13 +174,13 @@ def test_one_unlike_entry_beside_plain_ones_is_copied_as_torch_does(name, kind):
             assert out.stride() == theirs.stride()
             assert out.storage_offset() == theirs.storage_offset()
             assert out.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
-            assert x.is_meta or place(out) != place(x)
+            assert x.is_meta or memory(out) != memory(x)
         assert x.is_meta or torch.equal(out.to_dense(), theirs.to_dense())
     assert "unit" not in vars(mine[1]) or mine[1].unit is not parts[1].unit
 
 
 @pytest.mark.parametrize("kind", [container, stack])
-def test_what_is_copied_later_shares_the_memory_of_what_was_copied_at_once(kind):
+def test_entries_copied_later_share_the_memory_of_those_copied_together(kind):
     x, y = torch.arange(12.0).view(3, 4), torch.ones(2)
     for view in (x, x[1], x.t(), x.view(4, 3), x.untyped_storage(), kind([x[1], y[:1]])):
         td, later, again = copy.deepcopy((kind([x, y]), view, kind([x, y, x.view(4, 3)])))
@@ -188,11 +188,11 @@ def test_what_is_copied_later_shares_the_memory_of_what_was_copied_at_once(kind)
         one, two, three = leaves(again)
         assert first is one and second is two and torch.equal(first, x)
         part = later if isinstance(later, torch.Tensor | torch.UntypedStorage) else leaves(later)[0]
-        memory = part._cdata if isinstance(part, torch.UntypedStorage) else place(part)
-        assert memory == place(first) == place(three) != place(x)
+        address = part._cdata if isinstance(part, torch.UntypedStorage) else memory(part)
+        assert address == memory(first) == memory(three) != memory(x)
 
 
-def test_a_conjugate_is_not_taken_for_the_memory_that_it_shows():
+def test_a_conjugate_is_not_mistaken_for_its_memory():
     x = torch.arange(12.0).view(3, 2, 2)
     twin, copied = copy.deepcopy((container([torch.view_as_complex(x).conj(), torch.ones(2)]), x))
     assert torch.equal(copied, x)

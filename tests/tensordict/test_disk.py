@@ -1,4 +1,4 @@
-"""Containers on disk, as folders of memory-mapped files and as one file: what is written is read.
+"""Containers on disk, as folders of memory-mapped files and as one file: round trips.
 
 Each way of writing and reading gives back each content, bit for bit.
 """
@@ -69,7 +69,7 @@ def pickled(value):
     return pickle.loads(pickle.dumps(value))
 
 
-# ------------------------------------------------------------------- each way, each content
+# -------------------------------------------------------- all ways of writing, all contents
 
 
 def with_memmap(td, at):
@@ -109,7 +109,7 @@ def after_pickling(td, at):
 
 
 def refreshed(td, at):
-    old = TensorDict(gone=torch.zeros(td.batch_size), batch_size=td.batch_size).memmap(at)
+    old = TensorDict(old=torch.zeros(td.batch_size), batch_size=td.batch_size).memmap(at)
     td.memmap(at)
     assert old.memmap_refresh_() is old and old.is_memmap() and old.is_locked
     assert old.saved_path == at
@@ -119,15 +119,15 @@ def refreshed(td, at):
 def into_another(td, at):
     td.memmap(at)
     one, two = [TensorDict(batch_size=td.batch_size) for _ in range(2)]
-    kept = one.set("n", TensorDict(batch_size=td.batch_size)).get("n") if "n" in td else None
+    nested = one.set("n", TensorDict(batch_size=td.batch_size)).get("n") if "n" in td else None
     assert one.load_memmap_(at) is one and TensorDict.load_memmap(at, out=two) is two
-    assert one.get("n") is kept
+    assert one.get("n") is nested
     return one, two
 
 
 def test_entries_stay_in_their_order(tmp_path):
     TensorDict(b=1, n=dict(d=1, c=1), new=1, a=1).memmap(tmp_path)
-    td = TensorDict(a=0, n=dict(c=0, d=0), gone=0, b=0).load_memmap_(tmp_path)
+    td = TensorDict(a=0, n=dict(c=0, d=0), old=0, b=0).load_memmap_(tmp_path)
     assert list(td.keys()) == ["a", "n", "b", "new"] and list(td["n"].keys()) == ["c", "d"]
 
 
@@ -187,7 +187,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*PLAIN, *RAGGED])
-def test_what_is_written_is_read(name, way, tmp_path):
+def test_written_containers_are_read_back(name, way, tmp_path):
     td = (PLAIN | RAGGED)[name]()
     wanted = content(td)
     if name in RAGGED and way == "one file":
@@ -219,8 +219,8 @@ def zeroed(found):
     if isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], bytes):
         return *found[:2], bytes(len(found[2]))
     if isinstance(found, tuple) and len(found) == 4 and found[2] and found[1] is torch.jagged:
-        index, *places, values = found[2]
-        return *found[:2], (index, *places, zeroed(values)), zeroed(found[3])
+        index, *offsets, values = found[2]
+        return *found[:2], (index, *offsets, zeroed(values)), zeroed(found[3])
     if isinstance(found, dict):
         return {name: zeroed(value) for name, value in found.items()}
     if isinstance(found, list):
@@ -275,7 +275,7 @@ def test_a_value_that_is_refused_is_named_and_nothing_is_written(value, key, tmp
         td.memmap_(tmp_path / "x")
     assert not td.is_memmap() and not td.is_locked and type(td["a"]) is torch.Tensor
     assert files(tmp_path) == []
-    for name in ("x", "x.safetensors"):  # what was saved before is still there
+    for name in ("x", "x.safetensors"):  # the earlier file is unchanged
         sample().save(tmp_path / name)
         with pytest.raises(TypeError, match="oddkey"):
             td.save(tmp_path / name)
@@ -285,8 +285,8 @@ def test_a_value_that_is_refused_is_named_and_nothing_is_written(value, key, tmp
 @pytest.mark.parametrize("name", ["x", "x.safetensors"])
 @pytest.mark.parametrize("leaf", [torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta")])
 def test_tensors_that_have_no_bytes_are_refused(leaf, name, tmp_path):
-    with pytest.raises(TypeError, match="n.odd"):
-        TensorDict(n=TensorDict(odd=leaf)).save(tmp_path / name)
+    with pytest.raises(TypeError, match="n.bad"):
+        TensorDict(n=TensorDict(bad=leaf)).save(tmp_path / name)
     assert os.listdir(tmp_path) == []
 
 
@@ -338,7 +338,7 @@ def test_the_folder_is_pickled_with_the_container_alone(tmp_path):
     assert copy.is_memmap() and copy.saved_path == tmp_path and copy.unlock_().is_memmap() is False
 
 
-def test_what_is_mapped_and_what_is_a_copy(tmp_path):
+def test_which_results_are_mapped_and_which_are_copies(tmp_path):
     m = TensorDict(a=torch.zeros(3), batch_size=[3]).memmap()
     copies = [m[[0, 1]], m[torch.tensor([True, False, True])], m + 1, m.clone(), m[torch.tensor(1)]]
     assert not any([one.is_memmap() for one in copies])
@@ -392,7 +392,7 @@ def test_writes_reach_the_files(name, tmp_path):
     WRITES[name](mapped)
     changed = content(mapped)
     assert changed != before == content(td) and content(load(tmp_path)) == changed
-    if "text" not in name:  # values are shared only if that is asked for
+    if "text" not in name:  # values are shared only on request
         assert content(other) == changed
         assert name == "a row of nested tensors" or content(twin) == changed
 
@@ -414,7 +414,7 @@ def test_other_processes_read_and_write(tmp_path):
 
 
 def run(program, *args, **env):
-    """What a program prints, in a process of its own."""
+    """The output of a program in another process."""
     words = [sys.executable, "-W", "ignore", "-c", program, *map(str, args)]
     out = subprocess.run(words, capture_output=True, text=True, env=os.environ | env)
     assert out.returncode == 0, out.stderr
@@ -434,7 +434,7 @@ def test_unlocking_and_changing_ends_the_map(tmp_path):
     assert load(tmp_path)["n", "s"] == "x"
 
 
-def test_what_was_there_before_is_replaced(tmp_path):
+def test_an_older_folder_is_replaced(tmp_path):
     def sized(n):
         return TensorDict(x=torch.full((n, 3), float(n)))
 
@@ -465,7 +465,7 @@ def test_tensors_of_its_own_files_in_another_order(tmp_path):
     assert content(load(tmp_path)) == wanted
 
 
-def test_a_buffer_is_opened_again_but_not_resized(tmp_path):
+def test_a_map_is_opened_again_but_not_resized(tmp_path):
     row = TensorDict(a=torch.ones(3))
     buffer = row.expand(4).memmap_like(tmp_path)
     assert buffer.batch_size == (4,) and (tmp_path / "a.memmap").stat().st_size == 48
@@ -611,7 +611,7 @@ def test_no_rows(tmp_path):
     assert "torch.Size([0])" in repr(back)
 
 
-def test_refresh_keeps_what_is_nested(tmp_path):
+def test_refresh_keeps_nested_containers(tmp_path):
     td = TensorDict(a=torch.zeros(3), n=TensorDict(x=torch.zeros(1)), s="old").memmap(tmp_path)
     nested = td["n"]
     TensorDict(b=torch.ones(2), n=TensorDict(y=torch.ones(2)), s="new").memmap(tmp_path)
@@ -700,7 +700,7 @@ def test_threads_write(tmp_path, monkeypatch):
 
 
 def precious(folder):
-    """A folder in which nothing may be written: what is there, and a look whether it still is."""
+    """A folder in which nothing may be written; returns a function that reads its files."""
     (folder / "n").mkdir(parents=True)
     for name in ("a.memmap", "meta.json", "b.memmap", "n/b.memmap", "n/meta.json"):
         (folder / name).write_bytes(b"12 bytes 123" if name == "a.memmap" else b"precious 1234")
@@ -711,30 +711,30 @@ def linked():
     return TensorDict(a=torch.ones(3), n=TensorDict(b=torch.ones(2)), text="x")
 
 
-@pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like"])
+@pytest.mark.parametrize("method", ["memmap", "memmap_", "memmap_like"])
 @pytest.mark.parametrize("name", ["a.memmap", "meta.json", "n", "n/b.memmap", "n/meta.json"])
-def test_links_in_a_folder_are_not_followed(tmp_path, how, name):
+def test_links_in_a_folder_are_not_followed(tmp_path, method, name):
     outside, folder = tmp_path / "outside", tmp_path / "folder"
-    there = precious(outside)
-    before = there()
+    read = precious(outside)
+    before = read()
     (folder / "n").mkdir(parents=True)
     if name == "n":
         (folder / "n").rmdir()
     (folder / name).symlink_to(outside / name)
     try:
-        getattr(linked(), how)(folder)
+        getattr(linked(), method)(folder)
     except RuntimeError as error:
         assert "already exists" in str(error) or (name == "n" and "symbolic link" in str(error))
     else:
         assert name != "n"
-    assert there() == before
+    assert read() == before
 
 
 @pytest.mark.parametrize("name", ["n2", "meta.json", "b.memmap", "text"])
-def test_links_are_not_followed_when_something_is_changed(tmp_path, name):
+def test_links_are_not_followed_by_changes(tmp_path, name):
     outside, folder = tmp_path / "outside", tmp_path / "folder"
-    there = precious(outside)
-    before, td = there(), linked().memmap(folder)
+    read = precious(outside)
+    before, td = read(), linked().memmap(folder)
     at = folder / {"text": "meta.json"}.get(name, name)
     at.unlink(missing_ok=True)
     at.symlink_to(outside / ("n" if name == "n2" else at.name))
@@ -744,7 +744,7 @@ def test_links_are_not_followed_when_something_is_changed(tmp_path, name):
     else:
         with pytest.raises((RuntimeError, DamagedFileError), match="link"):
             td.set_("text", "new") if name == "text" else td.make_memmap(("n2", "b"), (2,))
-    assert there() == before
+    assert read() == before
 
 
 def test_the_folder_itself_may_be_a_link(tmp_path):
@@ -767,7 +767,7 @@ def header(path):
     return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
 
 
-def test_parameters_and_what_is_shared_in_one_file(tmp_path):
+def test_parameters_and_shared_tensors_in_one_file(tmp_path):
     weight, t = nn.Parameter(torch.ones(2)), torch.zeros(3)
     fixed = nn.Parameter(torch.ones(1), requires_grad=False)
     nested = {"tied": weight, "plain": weight.data, "t": t}
@@ -794,7 +794,7 @@ def test_other_programs_read_and_write_one_file(tmp_path):
     assert sorted(td.keys()) == ["a.b", "c"] and td.batch_size == () and td["a.b"].sum() == 2
 
 
-def test_tensors_lie_where_their_dtype_wants_them(tmp_path):
+def test_tensors_are_aligned_to_their_dtype(tmp_path):
     dtypes = torch.int8, torch.bool, torch.float64, torch.half
     td = TensorDict({f"{i}": torch.ones(i, dtype=d) for i, d in enumerate(dtypes)})
     td.save(tmp_path / "x.safetensors")
@@ -810,9 +810,9 @@ def test_device_and_container_of_one_file(tmp_path):
     assert TensorDict.load(path, device="meta")["n", "b"].is_meta
     assert TensorDict.load(path, device="cpu").device == torch.device("cpu")
     assert load(path).device is None
-    out = TensorDict(gone=torch.zeros(2), n=TensorDict(batch_size=[2]), batch_size=[2])
+    out = TensorDict(old=torch.zeros(2), n=TensorDict(batch_size=[2]), batch_size=[2])
     nested = out["n"]
-    assert TensorDict.load(path, out=out) is out and "gone" not in out and out["n"] is nested
+    assert TensorDict.load(path, out=out) is out and "old" not in out and out["n"] is nested
     assert content(out) == content(sample())
     with pytest.raises(RuntimeError, match="locked"):
         TensorDict().lock_().load_(path)
@@ -850,30 +850,30 @@ def mixed():
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The temporary files that are there."""
+    """A function that lists the temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return lambda: sorted(tmp_path.glob("raffia-*.memmap"))
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like"])
-def test_small_tensors_share_one_temporary_file(how, num_threads, temporary):
+@pytest.mark.parametrize("method", ["memmap", "memmap_", "memmap_like"])
+def test_small_tensors_share_one_temporary_file(method, num_threads, temporary):
     source = mixed()
-    td = getattr(mixed(), how)(num_threads=num_threads)
+    td = getattr(mixed(), method)(num_threads=num_threads)
     assert len([file for file in temporary() if file.stat().st_size]) == 1
     for key in source.keys(True, True):
         assert td[key].is_contiguous() and td[key].data_ptr() % td[key].dtype.itemsize == 0
     before = content(td.exclude("a"))
     td["a"].fill_(5)  # and into no other
     assert content(td.exclude("a")) == before
-    kept = td["n", "c"]
+    leaf = td["n", "c"]
     del td
     assert len(temporary()) == 1
-    del kept
+    del leaf
     assert temporary() == []
 
 
-def test_large_tensors_and_nested_ones_have_temporary_files_of_their_own(temporary, monkeypatch):
+def test_large_and_nested_tensors_have_separate_temporary_files(temporary, monkeypatch):
     monkeypatch.setattr(folder_writer, "SMALL", 16)
     td = TensorDict(a=torch.ones(4), b=torch.ones(5), c=torch.ones(4)).memmap()
     assert [file.stat().st_size for file in temporary()].count(20) == 1 and len(temporary()) == 2
@@ -907,7 +907,7 @@ def test_pickled_tensors_of_temporary_files_are_the_same_ones(temporary):
 
 
 @pytest.mark.slow
-def test_temporary_files_go_with_the_process_that_made_them(tmp_path):
+def test_temporary_files_are_removed_with_their_process(tmp_path):
     program = (
         "import os, torch; from raffia import TensorDict\n"
         "m = TensorDict(a=torch.ones(2)).memmap()\n"

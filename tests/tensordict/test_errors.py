@@ -1,4 +1,4 @@
-"""Mistakes: the message says what was wrong, what was seen and what works.
+"""Errors: the message has the problem, the value received and the call that works.
 
 The container stays as it was. Messages are matched by the words a reader needs, not whole.
 """
@@ -50,7 +50,7 @@ def state(td):
 
 
 def refused(td, call, error, words, what):
-    """The call fails with the error and all the words, which are patterns, and changes nothing."""
+    """The call fails with the error and all patterns of `words`, and changes nothing."""
     before = state(td)
     try:
         call(td)
@@ -101,9 +101,9 @@ def test_missing_keys(kind):
         call = OF_A_KEY[what]
         for key, near in NEAR.items():
             refused(td, lambda td, c=call, k=key: c(td, k), KeyError, f"Did you .*{near}", what)
-        told = ["zz"] if "inplace" in what else ["zz", "'action'"]
+        words = ["zz"] if "inplace" in what else ["zz", "'action'"]
         refused(td, lambda td, c=call: c(td, ("zz", "reward")), KeyError, "zz", what)
-        refused(td, lambda td, c=call: c(td, "zz"), KeyError, told[:1], what)
+        refused(td, lambda td, c=call: c(td, "zz"), KeyError, words[:1], what)
     for what in ("[]", "pop", "select"):
         call = OF_A_KEY[what]
         refused(td, lambda td, c=call: c(td, "zz"), KeyError, ("action", "next", "obs"), what)
@@ -157,7 +157,7 @@ OF_ANY_KEY = {what: OF_A_KEY[what] for what in SHARED} | {
 
 @pytest.mark.parametrize("kind", ["plain", "lazy0"])
 @pytest.mark.parametrize("key", [1, None, (), ("a", 1), ["a"], ["action", "next"], 2.5], ids=str)
-def test_what_is_no_key(key, kind):
+def test_invalid_keys_are_refused(key, kind):
     td = KINDS[kind]()
     for what, call in OF_ANY_KEY.items():
         if isinstance(key, list) and what in ("construct", "update"):
@@ -168,7 +168,7 @@ def test_what_is_no_key(key, kind):
         refused(td, lambda td: td.select(key), error, "Only NestedKeys are supported", "select")
 
 
-# ----------------------------------------------------------------------- other mistakes
+# ------------------------------------------------------------------------- other errors
 
 MISMATCH = r"batch dimension mismatch"
 OTHER = dict.fromkeys(["observation"], torch.ones(B, T, 6))
@@ -177,7 +177,7 @@ DEEP = ("next", "info", "lives")
 INNER = TensorDict({"c": torch.ones(4, T)}, [4])
 LIST, BOTH = [("z", ONES)], ["x", "y"]
 ERRORS = (RuntimeError, ValueError, TypeError)
-# Of which kinds, the call, the error, and the words in it.
+# Kinds, the call, the error, and the words in it.
 MISTAKES = [
     # shapes that do not begin with the batch size
     *[
@@ -224,7 +224,7 @@ MISTAKES = [
     (DENSE, lambda td: td.set_("next", ONES), ERRORS, "next"),
     (DENSE, lambda td: td.set_("action", {"c": ONES}), ERRORS, "action"),
     (WRITABLE, lambda td: td.set_("action", "text"), RuntimeError, "update 'action'"),
-    # names of entries that are there
+    # names of existing entries
     *[
         (WRITABLE, lambda td, n=new: td.rename_key_("action", n, safe=True), KeyError, words)
         for new, words in {
@@ -263,7 +263,7 @@ MISTAKES = [
             ),
         ]
     ],
-    # what is no key or no container
+    # invalid keys and containers
     (DENSE, lambda td: td["reward"], KeyError, re.escape("('next', 'reward')")),
     (DENSE, lambda td: td["next.reward"], KeyError, re.escape("('next', 'reward')")),
     (DENSE, lambda td: td["next", "zz"], KeyError, ("zz", "'info'", "'reward'")),
@@ -304,7 +304,7 @@ MISTAKES = [
         for args in [("a", "b", "c"), ("a", "a"), (..., "a", ...)]
     ],
     (["plain"], lambda td: td.refine_names("x"), ValueError, "need 2 names"),
-    # of containers that are locked; test_lock.py has what else they refuse
+    # of containers that are locked; test_lock.py has the rest
     (["locked"], lambda td: td["next"].unlock_(), RuntimeError, "[Uu]nlock the root"),
     (["locked"], lambda td: td["next", "info"].unlock_(), RuntimeError, "[Uu]nlock the root"),
     # of several containers
@@ -330,7 +330,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mistakes(kind):
+def test_errors(kind):
     num = 0
     for number, (kinds, call, error, words) in enumerate(MISTAKES):
         if kind in kinds:
@@ -380,7 +380,7 @@ OF_NONE = [
 ]
 
 
-def test_mistakes_of_constructors_and_functions():
+def test_errors_of_constructors_and_functions():
     for number, (call, error, words) in enumerate(OF_NONE):
         refused(make(), lambda td, c=call: c(), error, words, f"mistake {number}")
 
@@ -395,17 +395,17 @@ def test_mistakes_of_constructors_and_functions():
         ("unflatten_keys", {"b.c": 1, "b": {"c": 2}}),
     ],
 )
-def test_names_that_meet(method, source):
+def test_conflicting_names(method, source):
     for inplace in (False, True):
         td = TensorDict(source)
         refused(td, lambda td, i=inplace: getattr(td, method)(inplace=i), KeyError, "b.*c", method)
 
 
-def test_a_failed_setter_leaves_the_children():
+def test_a_failed_setter_leaves_the_children_unchanged():
     td = TensorDict({"m": {"c": torch.ones(B, T, 4)}, "n": {"e": torch.ones(B, T, A)}}, [B, T])
     refused(td, lambda td: setattr(td, "batch_size", [B, T, 4]), RuntimeError, "e", "batch size")
 
 
-def test_no_hook_slows_attributes():
+def test_attributes_have_no_getattr_hook():
     """With a `__getattr__` each read of an attribute, found or not, takes a third longer."""
     assert not hasattr(TensorDict, "__getattr__")

@@ -1,6 +1,6 @@
 """Indexing: a container indexes as a tensor of shape `batch_size` does.
 
-Every leaf row carries its own number, so `rows = arange(numel).reshape(batch)[index]` says which
+Every leaf row carries its own number, so `rows = arange(numel).reshape(batch)[index]` gives the
 rows the indexed container must hold, whatever the trailing dims of the leaf are.
 """
 
@@ -57,7 +57,7 @@ ALL = [index for row in (*VIEWS.values(), *GATHERS.values()) for index in row]
 
 
 def shifted():
-    """Same structure, other values: leaf + 100 (bool leaves negated)."""
+    """Same structure, with other values: leaf + 100 (bool leaves negated)."""
     return make().apply(lambda x: ~x if x.dtype is torch.bool else x + 100)
 
 
@@ -92,9 +92,9 @@ def test_rows_are_written(kind):
     def check(index):
         other, before = shifted(), leaves(make())
         joined = {key: torch.cat([old, other[key]]).flatten(0, 1) for key, old in before.items()}
-        rows, kept = ROWS.clone(), torch.ones(BATCH, dtype=torch.bool)
+        rows, untouched = ROWS.clone(), torch.ones(BATCH, dtype=torch.bool)
         rows[index] = ROWS[index] + 12  # 12.. are the rows of `other`
-        kept[index] = False
+        untouched[index] = False
         for value in (other[index], kind(shifted())[index]):
             if is_lazy(value) and 0 in value.batch_size:
                 continue
@@ -105,7 +105,7 @@ def test_rows_are_written(kind):
         td[index] = 0
         for key in before:
             want = joined[key][rows]
-            want = want.masked_fill(line_up(~kept, want), 0)
+            want = want.masked_fill(line_up(~untouched, want), 0)
             assert torch.equal(leaves(td)[key], want), key
 
     each(ALL, check)
@@ -239,7 +239,7 @@ def test_refused_by_dense_ones():
     assert td["a"].tolist() == [0.0] * 3
 
 
-# --------------------------------------------------------------------- what is assigned
+# ---------------------------------------------------------------------- assigned values
 
 
 def test_dicts_and_new_entries():
@@ -284,7 +284,7 @@ def test_assigned_values():
     assert (td["b"] - ROWS).sum(1).tolist() == [0, 3, 0, 0]
 
 
-def test_a_locked_container_takes_values_and_no_entries():
+def test_a_locked_container_accepts_values_but_no_entries():
     td = make().lock_()
     td[1] = 0
     td[2] = shifted()[2]

@@ -1,7 +1,7 @@
 """Entries and keys: reading, writing, listing and reorganising, in every kind of container.
 
 Every kind holds `a` [2, 3, 5], `("b", "c")` [2, 3] and `("b", "d", "e")` [2, 3, 4]; batch [2, 3].
-What a call changes is said as the entries that are other than before; None where one is gone.
+The effect of a call is a dict of the entries that differ; None for a removed one.
 """
 
 import collections
@@ -43,7 +43,7 @@ def make(**options):
 
 
 def dressed():
-    """With all metadata, and locked once, so that anything cached under the lock would show."""
+    """With all metadata, and locked once, to find stale caches."""
     td = make(device="cpu", names=["x", "y"]).lock_()
     list(td.keys(True, True)), list(td.values(True, True)), td.flatten_keys()
     return td.unlock_()
@@ -69,7 +69,7 @@ def same(x, y):
 
 
 def check(td, changes):
-    """The container holds the old entries with these changes, and its levels have its batch."""
+    """The container has the old entries with these changes, and its levels have its batch."""
     want = {key: value for key, value in {**OLD, **changes}.items() if value is not None}
     assert sound(td) and td.batch_size == (B, T)
     assert set(td.keys(True, True)) == set(want)
@@ -185,7 +185,7 @@ def test_lists_are_live(kind):
     assert [len(list(one)) for one in lists] == [n + 1 for n in before]
 
 
-def test_the_very_objects():
+def test_reads_return_the_same_objects():
     td, x = make(), torch.ones(B, T)
     td["x"] = td["n", "m"] = x
     assert td["x"] is td.get("x") is td["n", "m"] is x
@@ -224,7 +224,7 @@ SOURCES = {
     "mapping": lambda d: collections.OrderedDict(d),
 }
 NEW = {"a": WIDE, "z": ONE}
-INTO = {"a": WIDE.long(), "b": {"c": ONE.long()}}  # written in place: the dtype stays
+INTO = {"a": WIDE.long(), "b": {"c": ONE.long()}}  # written in place: the dtype is unchanged
 ROW = {"a": -torch.ones(T, A), "b": {"c": -torch.ones(T)}}
 
 
@@ -245,20 +245,20 @@ def names(key):
 
 
 def moved(old, new):
-    """What is other than before when an entry, or a level with all in it, has another key."""
-    old, new, gone, there = names(old), names(new), {}, {}
+    """The changes when an entry, or a level with all in it, is renamed."""
+    old, new, removed, added = names(old), names(new), {}, {}
     for key, value in OLD.items():
         path = names(key)
         if path[: len(old)] == old:
-            there[unravel_key((*new, *path[len(old) :]))] = value
+            added[unravel_key((*new, *path[len(old) :]))] = value
         if path[: len(old)] == old or path[: len(new)] == new:
-            gone[key] = None
-    return {**gone, **there}
+            removed[key] = None
+    return {**removed, **added}
 
 
 RENAMED = [(key, "z") for key in ("a", ("a",), C, "b", ("b", "d"))]
 RENAMED += [("a", Z), ("a", ("n", "z")), (C, ("n", "z")), (C, Z), ("a", "b"), ("a", "a")]
-# calls that give the container itself
+# calls that return the container itself
 CHAINED = {
     **{
         f"rename {old} to {new}": (lambda td, o=old, n=new: td.rename_key_(o, n), moved(old, new))
@@ -318,14 +318,14 @@ CHAINED = {
         for key in ("q", ("q", "r"), ("b", "r"), ("b", "d", "q", "r"))
     },
 }
-# calls that give something else
+# calls that return something else
 OTHERS = {
     "setitem": (lambda td: td.__setitem__(("n", "m", "o"), ONE), {("n", "m", "o"): ONE}),
     "a child": (
         lambda td: (td.get("b").set("z", ONE), td["b"]["d"].del_("e")),
         {E: None, ("b", "z"): ONE},
     ),
-    "setdefault of one that is there": (lambda td: td.setdefault("a", ONE), {}),
+    "setdefault of an existing one": (lambda td: td.setdefault("a", ONE), {}),
     "setdefault": (lambda td: td.setdefault(("n", "z"), ONE), {("n", "z"): ONE}),
     "pop": (lambda td: [td.pop(key) for key in ("a", ("b", ("d", "e")))], {"a": None, E: None}),
     "pop a level": (lambda td: td.pop("b"), NONE_OF_B),
@@ -345,18 +345,18 @@ def test_changes(kind):
         td = kind()
         names, device = td.names, td.device
         lazy = is_lazy(td)
-        held = list(td.tensordicts) if lazy else [td[key] for key in LEAVES if key not in changes]
+        before = list(td.tensordicts) if lazy else [td[key] for key in LEAVES if key not in changes]
         assert call(td) is td
         check(td, changes)
         assert (td.names, td.device) == (names, device)
         now = td.tensordicts if lazy else [td[key] for key in LEAVES if key not in changes]
-        assert all(x is y for x, y in zip(held, now, strict=True))
+        assert all(x is y for x, y in zip(before, now, strict=True))
 
     each(CHAINED, check_row)
 
 
 @writable
-def test_changes_that_give_something_else(kind):
+def test_changes_with_another_result(kind):
     def check_row(row):
         call, changes = row
         td = kind()
@@ -379,7 +379,7 @@ def test_changes_that_give_something_else(kind):
     assert set(part.keys(True)) == {"b", ("b", "d"), E}
 
 
-def test_what_is_written_in_place_keeps_its_memory():
+def test_in_place_writes_keep_the_memory():
     for write in (
         lambda td: td.set_("a", WIDE.long()),
         lambda td: td.set("a", WIDE, inplace=True),
@@ -388,9 +388,9 @@ def test_what_is_written_in_place_keeps_its_memory():
         lambda td: td.set_at_("a", 1.0, ...),
     ):
         td = make()
-        held = td["a"]
+        leaf = td["a"]
         write(td)
-        assert td["a"] is held and same(held, WIDE)
+        assert td["a"] is leaf and same(leaf, WIDE)
 
 
 def test_texts_and_new_levels():
@@ -422,9 +422,9 @@ def test_select_in_place_removes_all_or_nothing():
     with pytest.raises(RuntimeError, match="locked"):
         td.select("a", ("n", "m", "c"), inplace=True)
     assert len(list(td.keys(True, True))) == 5
-    kept = td.unlock_()["n"]
+    nested = td.unlock_()["n"]
     td["n", "m"].unlock_()
-    assert td.select("a", ("n", "m", "c"), ("n", "m"), inplace=True) is td and td["n"] is kept
+    assert td.select("a", ("n", "m", "c"), ("n", "m"), inplace=True) is td and td["n"] is nested
     assert list(td.keys(True)) == ["a", ("n", "m", "c"), ("n", "m", "d"), ("n", "m"), "n"]
 
 
@@ -432,7 +432,7 @@ def test_select_in_place_removes_all_or_nothing():
 
 LEVELS = {"b", ("b", "d")}
 NONE = dict.fromkeys(LEAVES)
-# method, arguments, changes, and the levels that are there then
+# method, arguments, changes, and the resulting levels
 DERIVED = [
     ("select", (), NONE, set()),
     ("select", ("a", "a"), NONE_OF_B, set()),
@@ -493,7 +493,7 @@ def test_derived_containers(kind):
 
 
 @readable
-def test_parts_and_keys_that_need_not_be_there(kind):
+def test_selections_with_missing_keys(kind):
     td = kind()
     source = td.data if isinstance(td, TensorDictParams) else td
     parts = td.split_keys(["a"], [C])

@@ -1,8 +1,8 @@
-"""Lazy stacks: containers that stay apart and are stacked when an entry is read.
+"""Lazy stacks: containers that stay separate and are stacked when an entry is read.
 
-What they do as dense containers do is held by the tables over all kinds, in the tests of shapes,
-indices, keys and arithmetic. Here: where the stack dimension goes, what is left to the members,
-and members of unlike shape. `unlike(dim)` has an entry `h` whose shape differs from member to
+Calls that equal those of dense containers are in tables of all kinds, in the tests of shapes,
+indices, keys and arithmetic. Here: the position of the stack dimension, calls of the members,
+and members of different shapes. `ragged(dim)` has an entry `h` whose shape differs from member to
 member, and in each member an entry that no other has.
 """
 
@@ -36,25 +36,25 @@ def dense(dim=0):
     return torch.stack([part(i) for i in range(4)], dim)
 
 
-def unlike_part(i):
+def ragged_part(i):
     wide = torch.arange(3.0 * (i + 2)).reshape(3, i + 2) + 100 * i
     entries = {"a": torch.full((3, 2), float(i)), "h": wide, f"only{i}": torch.zeros(3)}
     return TensorDict(entries, [3])
 
 
-def unlike(dim=0):
-    return lazy_stack([unlike_part(i) for i in range(4)], dim)
+def ragged(dim=0):
+    return lazy_stack([ragged_part(i) for i in range(4)], dim)
 
 
 def check(td, want, dim):
-    """The same as `want`, and lazy along this dimension; "dense" is a member, None is either."""
+    """Equals `want`, and is lazy along this dimension; "dense": a member, None: either."""
     check_same(td, want)
     assert dim is None or (type(td) is TensorDict if dim == "dense" else is_lazy(td, dim)), type(td)
 
 
-# --------------------------------------------------------------- what is left to the members
+# --------------------------------------------------------------- calls passed to the members
 
-# operations after which it is known where the stack dimension stands, of stacks along dim 0 and 1
+# operations, and the stack dimension of their results, for stacks along dim 0 and 1
 AFTER = {
     (0, 1): ops(unsqueeze=[2, -1], clamp=[(2, 11)], to=[torch.float64], detach=[()], empty=[()])
     + ops(select=["a", (("n", "c"),)], exclude=["a"], apply=[lambda x: x * 2 + 1])
@@ -93,7 +93,7 @@ JOINED = {
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_where_the_stack_dimension_goes(dim):
+def test_the_stack_dimension_after_operations(dim):
     for after, table in AFTER.items():
         for op in table:
             check(apply_op(make(dim), op), apply_op(dense(dim), op), after[dim])
@@ -111,11 +111,11 @@ def test_where_the_stack_dimension_goes(dim):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_rows_of_unlike_members(dim):
+def test_rows_of_ragged_members(dim):
     tensors = T([[0, 2], [1, 1]]), I[T([0, 1]), T([1, 2])]
     for index in (0, -1, I[1:3], I[:, 1], None, [0, 2], *tensors):
-        got = unlike(dim)[index]  # entries that all members share come out as of the dense stack
-        want = torch.stack([unlike_part(i).select("a") for i in range(4)], dim)[index]
+        got = ragged(dim)[index]  # entries that all members share equal the dense stack
+        want = torch.stack([ragged_part(i).select("a") for i in range(4)], dim)[index]
         check_same(got.select("a"), want)
         assert "h" in got.keys()
     masks = torch.zeros(BATCHES[dim], dtype=torch.bool)
@@ -138,7 +138,7 @@ def test_rows_by_tensors_are_copies():
         check_same(td, dense(dim))
 
 
-def test_members_are_handed_out():
+def test_indexing_returns_members():
     td = make()
     assert td[0] is td.tensordicts[0] and td[-1] is list(td)[3] is td.tensordicts[3]
     assert td[1:3].tensordicts[0] is td.tensordicts[1]
@@ -165,7 +165,7 @@ def test_members_are_handed_out():
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_writes_reach_the_members(dim):
-    """The rest of what is written is held by the tables over all kinds."""
+    """Other writes are in the tables over all kinds."""
     for write in (
         lambda td: td.copy_(td * 2),
         lambda td: td.set("r", td.clone()),
@@ -181,7 +181,7 @@ def test_writes_reach_the_members(dim):
         check(td, want, dim)
         assert all(a is b for a, b in zip(td.tensordicts, members, strict=True))
     td = make(dim)
-    held = [one["a"] for one in td.tensordicts]
+    leaves = [one["a"] for one in td.tensordicts]
     new = [torch.full((*BATCHES[dim], 2), float(i)) for i in range(5)]
     calls = ops(
         set_=[("a", new[0])], set=[("a", new[1], {"inplace": True})], set_at_=[("a", 5, ...)]
@@ -190,9 +190,9 @@ def test_writes_reach_the_members(dim):
     calls += ops(update=[(TensorDict(a=new[3]), {"inplace": True})])
     for op in calls:
         apply_op(td, op)
-        assert all((x == td["a"][0, 0, 0]).all() for x in held), op
+        assert all((x == td["a"][0, 0, 0]).all() for x in leaves), op
     td.set("a", new[0])
-    assert all((x == 3).all() for x in held)
+    assert all((x == 3).all() for x in leaves)
 
 
 def test_a_row_of_values_is_written_in_the_members():
@@ -203,12 +203,12 @@ def test_a_row_of_values_is_written_in_the_members():
     assert td[1].get("s").tolist() == ["v", "v", "y"]
 
 
-# ------------------------------------------------------------------------------ what is refused
+# --------------------------------------------------------------------------------------- errors
 
 R, K = RuntimeError, KeyError
 V = ValueError
 OTHER = TensorDict({"b": torch.zeros(2).long()}, [2])
-# call on the stack of alike members, error, words of its text; nothing is changed by any of them
+# call on the stack of equal members, error, words of its text; none of them changes anything
 REFUSED = {
     "members in the rows": (lambda td: td.set("new", torch.zeros(3, 4)), R, "dimension mismatch"),
     "too short a list": (lambda td: td.set("new", ["x"]), R, "list of 1 values"),
@@ -226,7 +226,7 @@ REFUSED = {
     "a batch size": (lambda td: setattr(td, "batch_size", [4]), R, "[Bb]atch.size"),
     "to_lazystack(5)": (call("to_lazystack", 5), IndexError, ""),
 }
-UNLIKE_REFUSED = {
+RAGGED_REFUSED = {
     "[]": (lambda td: td["h"], R, "(?=.*as_list)(?=.*as_padded)(?=.*as_nested_tensor)(?=.*'h')"),
     "get": (lambda td: td.get("h", None), R, "(?=.*as_list)(?=.*as_padded_tensor)(?=.*'h')"),
     "values": (lambda td: list(td.values()), R, "as_list"),
@@ -247,9 +247,9 @@ def same_members(td, want):
     ]
 
 
-def test_what_is_refused_changes_nothing():
+def test_refused_calls_change_nothing():
     each(REFUSED, refused(make, same_members))
-    each(UNLIKE_REFUSED, refused(unlike, same_members))
+    each(RAGGED_REFUSED, refused(ragged, same_members))
 
 
 def test_a_lock_keeps_the_structure_and_lets_values_change():
@@ -310,12 +310,12 @@ def test_making():
 
 def test_a_copy_is_of_the_same_kind(tmp_path):
     for dim in (0, 1):
-        td = unlike(dim)
+        td = ragged(dim)
         for got in (td.clone(), pickle.loads(pickle.dumps(td))):
             assert is_lazy(got, dim) and "only1" in got.tensordicts[1].keys()
             same_members(got, td)
             got.zero_()
-            same_members(td, unlike(dim))
+            same_members(td, ragged(dim))
         for got in (td.clone(False), td.clone(recurse=False), td.copy()):
             assert is_lazy(got, dim) and got.tensordicts[0] is not td.tensordicts[0]
             assert got.tensordicts[0]["h"] is td.tensordicts[0]["h"]
@@ -323,11 +323,11 @@ def test_a_copy_is_of_the_same_kind(tmp_path):
             assert "new" not in td.keys()
         got = make(dim).to_tensordict()
         assert type(got) is type(got["n"]) is TensorDict
-    unlike().memmap(tmp_path)
-    td = unlike().zero_()
+    ragged().memmap(tmp_path)
+    td = ragged().zero_()
     members = list(td.tensordicts)
     td.load_memmap_(tmp_path)
-    assert raffia.assert_close(td, unlike())
+    assert raffia.assert_close(td, ragged())
     assert all(a is b for a, b in zip(td.tensordicts, members, strict=True))
 
 
@@ -377,7 +377,7 @@ def test_stacks_of_stacks():
     first, second = make(), make().select("a")
     out = maybe_dense_stack([first, second], 0)
     assert out.stack_dim == 0 and out[0] is first and out[1] is second
-    out = dense_stack_tds([unlike(), unlike()], 0)
+    out = dense_stack_tds([ragged(), ragged()], 0)
     assert out.batch_size == (2, 4, 3) and out.stack_dim == 1
     assert out[:, 2]["h"].shape == (2, 3, 4)
     one = lazy_stack([part(0)])
@@ -386,32 +386,32 @@ def test_stacks_of_stacks():
         check_same(got, part(0))
 
 
-def test_dense_where_that_can_be():
+def test_dense_if_possible():
     for dim in (0, 1):
-        alike, other = [part(0), part(1)], [part(0), part(1).exclude("a")]
+        equal, other = [part(0), part(1)], [part(0), part(1).exclude("a")]
         for got in (
-            *(dense_stack_tds(alike, dim), dense_stack_tds(lazy_stack(alike, dim))),
-            *(maybe_dense_stack(alike, dim), LazyStackedTensorDict.maybe_dense_stack(alike, dim)),
+            *(dense_stack_tds(equal, dim), dense_stack_tds(lazy_stack(equal, dim))),
+            *(maybe_dense_stack(equal, dim), LazyStackedTensorDict.maybe_dense_stack(equal, dim)),
         ):
-            check(got, torch.stack(alike, dim), "dense")
+            check(got, torch.stack(equal, dim), "dense")
         assert is_lazy(maybe_dense_stack(other, dim), dim)
-        assert dense_stack_tds(alike[0]) is alike[0]
+        assert dense_stack_tds(equal[0]) is equal[0]
         assert set(maybe_dense_stack(other, dim).keys()) == {"b", "n"}
         wide = [part(0), part(1).set("a", torch.zeros(3, 7))]
         assert is_lazy(maybe_dense_stack(wide, dim), dim)
-    td = unlike().from_dict_instance({"a": 1, "n": {"c": 2}})
+    td = ragged().from_dict_instance({"a": 1, "n": {"c": 2}})
     assert td.to_dict() == {"a": T(1), "n": {"c": T(2)}}
     nested = [TensorDict({"n": {"x": torch.zeros(3, i)}}, [3]) for i in (2, 4)]
     td = maybe_dense_stack(nested)
     assert is_lazy(td["n"], 0)
     assert [x.shape for x in td["n"].get("x", as_list=True)] == [(3, 2), (3, 4)]
-    td = unlike().densify(layout=torch.jagged)
+    td = ragged().densify(layout=torch.jagged)
     assert type(td) is TensorDict and td["h"].is_nested and not td["a"].is_nested
 
 
-# -------------------------------------------------------------------------- unlike members
+# -------------------------------------------------------------------------- ragged members
 
-# operations that unlike members take, each for itself
+# operations that apply to each ragged member
 APART = ops(unsqueeze=[0, -1], permute=[(1, 0)], transpose=[(0, 1)], reshape=[12, (2, 2, 3)])
 APART += ops(flatten=[()], unflatten=[(0, (2, 2))], expand=[(2, 4, 3)], repeat=[(2, 1)], view=[12])
 APART += ops(masked_fill=[(torch.eye(4, 3, dtype=torch.bool), -1)], clone=[()], add=[1])
@@ -420,11 +420,11 @@ APART_TOO = [torch.zeros_like, lambda td: td * td, lambda td: torch.stack([td, t
 APART_TOO += [lambda td: torch.cat([td, td]), lambda td: torch.cat([td, td], 1)]
 
 
-def test_unlike_members_stay_apart():
-    """All entries: each is what the operation makes of the members padded to one shape."""
+def test_ragged_members_stay_separate():
+    """Each entry equals the operation on members padded to one shape."""
 
     def check_row(function):
-        td = unlike()
+        td = ragged()
         entries = {name: td.get(name, as_padded_tensor=True) for name in ("a", "h")}
         got, want = function(td), function(TensorDict(entries, td.batch_size))
         assert is_lazy(got) and set(got.keys()) == {"a", "h"} and sound(got)
@@ -436,16 +436,16 @@ def test_unlike_members_stay_apart():
     each([lambda td, op=op: apply_op(td, op) for op in APART] + APART_TOO, check_row)
 
 
-def test_entries_of_unlike_shape():
+def test_entries_of_different_shapes():
     for dim in (0, 1):
-        got = unlike(dim).get("h", as_list=True)
+        got = ragged(dim).get("h", as_list=True)
         assert type(got) is list and [x.shape for x in got] == [(3, i + 2) for i in range(4)]
-        assert all((x == unlike_part(i)["h"]).all() for i, x in enumerate(got))
-    td = unlike()
+        assert all((x == ragged_part(i)["h"]).all() for i, x in enumerate(got))
+    td = ragged()
     right = td.get("h", as_padded_tensor=True)
     left = td.get("h", as_padded_tensor=True, padding_value=-1, padding_side="left")
     for i in range(4):
-        row = unlike_part(i)["h"]
+        row = ragged_part(i)["h"]
         assert (right[i, :, : i + 2] == row).all() and (right[i, :, i + 2 :] == 0).all()
         assert (left[i, :, 3 - i :] == row).all() and (left[i, :, : 3 - i] == -1).all()
     assert (td.get("a", as_padded_tensor=True) == td["a"]).all()
@@ -459,13 +459,13 @@ def test_entries_of_unlike_shape():
     assert strided.layout is torch.strided and strided.is_nested
     for row, one in zip(td.get("h", as_list=True), strided.unbind(), strict=True):
         assert torch.equal(row, one)
-    assert not (unlike() == unlike() + 1).any()
+    assert not (ragged() == ragged() + 1).any()
     every = [leaf for member in td.tensordicts for leaf in member.values()]
     assert td.sum(reduce=True) == sum([leaf.sum() for leaf in every])
 
 
-def test_keys_of_unlike_members():
-    td = unlike()
+def test_keys_of_ragged_members():
+    td = ragged()
     keys = td.keys()
     assert set(keys) == {"a", "h"} and td.get("only0", 7) == 7
     assert "only0" not in td and "only0" in td[0].keys() and td.pop("only0", None) is None
@@ -492,15 +492,15 @@ def test_keys_of_unlike_members():
         lazy_stack([TensorDict()])[:0].entry_class("a")
 
 
-def test_writes_into_unlike_members():
-    td = unlike()
-    td["h"] = torch.ones(4, 3, 5)  # takes the place of what could not be stacked
+def test_writes_into_ragged_members():
+    td = ragged()
+    td["h"] = torch.ones(4, 3, 5)  # replaces entries that could not be stacked
     td["only0"] = torch.ones(4, 3)
     assert td["h"].shape == (4, 3, 5) and set(td.keys()) == {"a", "h", "only0"}
-    td = unlike()
+    td = ragged()
     del td["only0"]
     assert "only0" not in td.tensordicts[0].keys()
-    td = unlike()
+    td = ragged()
     td[0] = TensorDict({"q": torch.ones(3)}, [3])
     td[:2] = TensorDict({"r": torch.ones(2, 3)}, [2, 3])
     td[:, 1] = TensorDict({"s": torch.ones(4, 6)}, [4])
@@ -511,25 +511,25 @@ def test_writes_into_unlike_members():
     assert (td["a"][:2] == 1).all() and (td["a"][2] == 2).all()
     td[:, 0] = 0
     for i, one in enumerate(td.tensordicts):
-        assert (one["h"][0] == 0).all() and (one["h"][1:] == unlike_part(i)["h"][1:]).all()
-    td[1] = unlike_part(1) * 2
-    assert (td.tensordicts[1]["h"] == unlike_part(1)["h"] * 2).all()
+        assert (one["h"][0] == 0).all() and (one["h"][1:] == ragged_part(i)["h"][1:]).all()
+    td[1] = ragged_part(1) * 2
+    assert (td.tensordicts[1]["h"] == ragged_part(1)["h"] * 2).all()
     with pytest.raises(RuntimeError, match="h"):
-        td[0] = unlike_part(1).exclude("only1")
-    td = unlike()
+        td[0] = ragged_part(1).exclude("only1")
+    td = ragged()
     td.update_at_(td[0].clone().zero_(), 0)
-    assert (td[0]["h"] == 0).all() and (td[1]["h"] == unlike()[1]["h"]).all()
-    more = unlike() + 1
+    assert (td[0]["h"] == 0).all() and (td[1]["h"] == ragged()[1]["h"]).all()
+    more = ragged() + 1
     for td in (
-        unlike().update_at_(more, slice(None)),
-        unlike().update_(more, keys_to_update=["h", "a"]),
-        unlike().update_(more, keys_to_update=["h"]).update_({"a": more["a"]}),
-        unlike().apply(lambda leaf: leaf + 1, out=unlike()),
+        ragged().update_at_(more, slice(None)),
+        ragged().update_(more, keys_to_update=["h", "a"]),
+        ragged().update_(more, keys_to_update=["h"]).update_({"a": more["a"]}),
+        ragged().apply(lambda leaf: leaf + 1, out=ragged()),
         more.rename_keys({"h": "z"}).rename_keys({"z": "h"}),
     ):
-        assert all((td[i]["h"] == unlike_part(i)["h"] + 1).all() for i in range(4))
+        assert all((td[i]["h"] == ragged_part(i)["h"] + 1).all() for i in range(4))
     with pytest.raises(KeyError, match="only1"):
-        unlike().update_(unlike(), keys_to_update=["only0"]).update_at_(more[1:3], slice(2))
+        ragged().update_(ragged(), keys_to_update=["only0"]).update_at_(more[1:3], slice(2))
 
 
 @pytest.mark.parametrize(
@@ -539,21 +539,21 @@ def test_writes_into_unlike_members():
     ids=str,
 )
 def test_rows_of_members_that_differ_are_updated(index):
-    td, want, source = unlike(), unlike(), (unlike() * 0 + 7)[index]
+    td, want, source = ragged(), ragged(), (ragged() * 0 + 7)[index]
     want[index] = source.clone()
     source = source.clone()
     assert td.update_at_(source, index) is td and sound(td)
     for mine, theirs in zip(td.tensordicts, want.tensordicts, strict=True):
         assert (mine == theirs).all() and list(mine.keys()) == list(theirs.keys())
-    td, before = unlike(), unlike()
+    td, before = ragged(), ragged()
     with pytest.raises(KeyError, match="q"):
         td.update_at_(source.replace({"q": torch.ones(source.batch_size)}), index)
     for mine, theirs in zip(td.tensordicts, before.tensordicts, strict=True):
         assert (mine == theirs).all()
 
 
-def test_rows_of_entries_that_not_all_members_have():
-    td = unlike()
+def test_rows_of_entries_that_some_members_lack():
+    td = ragged()
     td.update_at_({"only1": torch.full((1, 2), 7.0)}, I[1:2, :2])
     assert (td[1]["only1"][:2] == 7).all() and (td[1]["only1"][2:] != 7).all()
     with pytest.raises(KeyError, match="only1"):
@@ -594,7 +594,7 @@ def test_filling_reaches_a_lazy_stack_below(key):
             td.fill_((*prefix, "q"), 3)
 
 
-def test_new_levels_below_levels_that_not_all_have():
+def test_new_levels_below_levels_that_some_members_lack():
     one, two = TensorDict(a=dict(b=1)), TensorDict(a=dict(b=1, n=dict(c=2)))
     td = lazy_stack([one, two])
     td["a", "m", "x"] = torch.arange(2)
@@ -611,7 +611,7 @@ def test_new_levels_below_levels_that_not_all_have():
 
 
 def test_pruning_texts_and_depth():
-    td = unlike()
+    td = ragged()
     assert td.depth == 0 and td.non_tensor_items(include_nested=True) == ()
     first, rest = td.split_keys(["a"])
     assert list(first.keys()) == ["a"] and "a" not in rest[0].keys()
@@ -626,37 +626,37 @@ def test_pruning_texts_and_depth():
     assert [list(member.keys(True)) for member in td.tensordicts] == [[("n", "a"), "n"], []]
     td = TensorDict(l=lazy_stack([TensorDict(a=1), TensorDict(b=1)]), e=lazy_stack([td[1]] * 2))
     assert list(td.filter_empty_().keys()) == ["l"] and td["l"][1]["b"] == 1
-    td = unlike()
+    td = ragged()
     td[1].set("s", "text")
     out = td.filter_non_tensor_data()
     assert is_lazy(out) and "s" not in out[1].keys() and "s" in td[1].keys()
     assert out[1]["h"] is td[1]["h"]
 
 
-def test_unlike_members_inside_a_container():
-    td, mask = unlike(), torch.arange(12).reshape(4, 3) % 2 == 0
+def test_ragged_members_inside_a_container():
+    td, mask = ragged(), torch.arange(12).reshape(4, 3) % 2 == 0
     out = td.clone()
     assert td.where(mask, td.clone().zero_(), out=out) is out
-    nested = TensorDict({"l": unlike()}, [4, 3])
+    nested = TensorDict({"l": ragged()}, [4, 3])
     chosen = nested.where(mask, nested.clone().zero_())["l"]
     for i in range(4):
         want = torch.where(mask[i, :, None], td[i]["h"], torch.zeros(()))
         assert (out[i]["h"] == want).all() and (chosen[i]["h"] == want).all()
-    other = unlike()
+    other = ragged()
     other[3]["h"].add_(1)
     wrap = {"plain": lambda x: x, "nested": lambda x: TensorDict({"l": x}, [4, 3])}
     for name in wrap:
-        assert raffia.assert_close(wrap[name](unlike()), wrap[name](unlike()))
+        assert raffia.assert_close(wrap[name](ragged()), wrap[name](ragged()))
         with pytest.raises(AssertionError, match="h"):
-            raffia.assert_close(wrap[name](unlike()), wrap[name](other))
+            raffia.assert_close(wrap[name](ragged()), wrap[name](other))
     assert raffia.assert_close(
         TensorDict({"l": make()}, [4, 3]), TensorDict({"l": dense()}, [4, 3])
     )
     nested.apply_(lambda leaf: leaf + 1)
-    assert (nested["l"][2]["h"] == unlike()[2]["h"] + 1).all()
+    assert (nested["l"][2]["h"] == ragged()[2]["h"] + 1).all()
 
 
-def test_stacks_of_stacks_of_unlike_members():
+def test_stacks_of_stacks_of_ragged_members():
     def one(i, j):
         return TensorDict(x=torch.full((2, i + j + 1), 10 * i + j), y=torch.full((2,), 10 * i + j))
 
@@ -688,7 +688,7 @@ def test_stacks_of_stacks_of_unlike_members():
     assert td[0].is_locked and td[0, 0].is_locked
 
 
-def test_a_container_that_is_a_member_twice_is_changed_once():
+def test_a_repeated_member_is_changed_once():
     def twice():
         member = TensorDict(a=1, n=dict(b=2, c=3))
         return lazy_stack([member, member])

@@ -1,4 +1,4 @@
-"""Locking: which changes a locked container refuses, who is locked with whom, and how to unlock."""
+"""Locking: changes that a locked container refuses, locks of nested containers, and unlocking."""
 
 import copy
 import gc
@@ -39,7 +39,7 @@ def refused(call, words=LOCKED):
 
 
 @pytest.mark.parametrize("kind", ["dense", "along 0", "along 1"])
-def test_what_a_locked_container_refuses_and_takes(kind):
+def test_which_changes_a_locked_container_refuses(kind):
     def refuse(change):
         td = TREES[kind]().lock_()
         refused(lambda: change(td), rf"{LOCKED}.*set_\(.*unlock_")  # what works instead
@@ -113,15 +113,15 @@ class TestParents:
             assert lazy.batch_size == (3, 4, 3) and isinstance(lazy, LazyStackedTensorDict)
 
     @pytest.mark.parametrize("wrap", [lambda td: td, lambda td: lazy_stack([td, make()])])
-    def test_a_parent_that_is_gone_holds_nothing(self, wrap):
+    def test_a_deleted_parent_locks_nothing(self, wrap):
         td = make()
         child = td if wrap(td) is not td else td["m"]
         parent = wrap(td).lock_()
-        gone = weakref.ref(parent)
+        ref = weakref.ref(parent)
         refused(child.unlock_, PART_OF_A_GRAPH)
         del td, parent
         gc.collect()
-        assert gone() is None and child.is_locked and not child.unlock_().is_locked
+        assert ref() is None and child.is_locked and not child.unlock_().is_locked
         child["z"] = torch.ones(child.batch_size)
 
     def test_two_parents(self):
@@ -226,7 +226,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("tree", ["dense", "along 0", "in a stack", "holds a stack"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_remembered_while_locked_is_forgotten_with_a_change(change, tree):
+def test_caches_of_a_locked_container_are_cleared_by_a_change(change, tree):
     act, expected = CHANGES[change]
 
     def listed(td):
@@ -252,7 +252,7 @@ def test_what_is_remembered_while_locked_is_forgotten_with_a_change(change, tree
         assert change != "replace" or ((td["a"] == 5).all() and td["a"].shape == (4, 3))
 
 
-def test_what_else_is_not_remembered():
+def test_nothing_else_is_cached():
     td = TREES["along 0"]().lock_()
     leaves(td), td.flatten_keys()
     with td.unlock_():

@@ -1,4 +1,4 @@
-"""`MemoryMappedTensor`: a tensor that is a file."""
+"""`MemoryMappedTensor`: a tensor in a file."""
 
 import copy
 import os
@@ -36,7 +36,7 @@ def test_maps_of_one_file_are_one_tensor(tmp_path):
     assert turned.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
-def test_what_stays_a_map(tmp_path):
+def test_which_results_stay_mapped(tmp_path):
     t = mapped(tmp_path / "x")
     for view in (t[0], t[:, 1], t[0:1]):
         assert isinstance(view, MemoryMappedTensor)
@@ -47,7 +47,7 @@ def test_what_stays_a_map(tmp_path):
     assert t.sum() == 15 and repr(MemoryMappedTensor.ones(2)) == "MemoryMappedTensor([1., 1.])"
 
 
-def test_pickled_parts_are_those_of_the_file(tmp_path):
+def test_pickled_parts_are_parts_of_the_file(tmp_path):
     x = mapped(tmp_path / "x", (2, 3, 4))
     for part in (x[1], x[:, 1:, ::2], x[1, 2, 3], x[..., None], x[:0]):
         blob = pickle.dumps(part)
@@ -76,7 +76,7 @@ def test_makers(args, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_rows_of_unlike_size(tmp_path):
+def test_rows_of_different_sizes(tmp_path):
     make, sizes, int16 = MemoryMappedTensor, torch.tensor([[2, 3], [2, 4]]), torch.int16
     made = make.full(sizes, fill_value=4, dtype=int16, filename=tmp_path / "x")
     values = make.ones(14, filename=tmp_path / "v").untyped_storage()
@@ -99,15 +99,15 @@ def test_rows_of_unlike_size(tmp_path):
     assert make.zeros(torch.tensor([2, 3])).shape == (2, 3)
 
 
-def test_shapes_of_nothing(tmp_path):
+def test_empty_shapes(tmp_path):
     for number, shape in enumerate([(), (0, 3), (0,)]):
         assert MemoryMappedTensor.zeros(shape).shape == MemoryMappedTensor.zeros(shape=shape).shape
         assert MemoryMappedTensor.zeros(shape).shape == torch.Size(shape)
         assert mapped(tmp_path / f"{number}", shape).shape == torch.Size(shape)
 
 
-@pytest.mark.parametrize("name, held", [("zeros", 0.0), ("ones", 1.0), ("full", 7.0)])
-def test_files_that_are_there(tmp_path, name, held):
+@pytest.mark.parametrize("name, value", [("zeros", 0.0), ("ones", 1.0), ("full", 7.0)])
+def test_existing_files(tmp_path, name, value):
     path = tmp_path / "x.memmap"
     before = MemoryMappedTensor.full((3,), 5.0, filename=path)
     make = getattr(MemoryMappedTensor, name)
@@ -119,15 +119,15 @@ def test_files_that_are_there(tmp_path, name, held):
         with pytest.raises(RuntimeError, match="exists"):
             call()
     assert before.tolist() == [5.0] * 3
-    assert make(*args, filename=path, existsok=True).tolist() == [held] * 3
-    assert before.tolist() == [held] * 3
+    assert make(*args, filename=path, existsok=True).tolist() == [value] * 3
+    assert before.tolist() == [value] * 3
     MemoryMappedTensor.from_tensor(torch.full((3,), 2.0), filename=path, existsok=True)
     assert MemoryMappedTensor.empty(3, filename=path, existsok=True).tolist() == [2.0] * 3
 
 
 def test_mistakes(tmp_path):
     make, path, no = MemoryMappedTensor, tmp_path / "x", tmp_path / "no"
-    t, held, f32 = mapped(path), make.zeros(2)._handler, torch.float32
+    t, handler, f32 = mapped(path), make.zeros(2)._handler, torch.float32
     R, sizes = RuntimeError, torch.ones(2, 2)
     calls = [
         (lambda: make.ones(2, device="cuda"), R, "CPU"),
@@ -140,7 +140,7 @@ def test_mistakes(tmp_path):
         (lambda: make.from_filename(no, dtype=f32, shape=(2,)), FileNotFoundError, "no"),
         (lambda: make.from_filename(path, dtype=f32, shape=(2, 4)), DamagedFileError, "24 bytes"),
         (lambda: make.from_handler(t.filename, f32, (2,)), TypeError, "from_filename"),
-        (lambda: make.from_handler(held, f32, (3,)), DamagedFileError, "holds 8 bytes"),
+        (lambda: make.from_handler(handler, f32, (3,)), DamagedFileError, "holds 8 bytes"),
     ]
     each(calls, raises)
     assert os.listdir(tmp_path) == ["x"] and path.stat().st_size == 24  # not made, not grown

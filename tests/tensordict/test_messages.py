@@ -1,4 +1,4 @@
-"""Containers that processes send to each other, and sum: over gloo, in processes of their own."""
+"""Containers that processes send to each other, and sum: over gloo, in separate processes."""
 
 import asyncio
 import os
@@ -70,7 +70,7 @@ SUMMED = {**KINDS, "all": shared_row}
 
 
 def shown(td):
-    """What a container holds, in a form that is sent by pickle and compared."""
+    """The content of a container, in a form that can be pickled and compared."""
     if isinstance(td, torch.Tensor):
         return (str(td.dtype), td.tolist())
     if isinstance(td, LazyStackedTensorDict):
@@ -83,7 +83,7 @@ def shown(td):
 
 
 def failure(act):
-    """The class and the text of the error that a call raises; None without one."""
+    """The class and the text of the error of a call; None without one."""
     try:
         act()
     except Exception as error:
@@ -106,14 +106,14 @@ def pass_on(rank, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_sent_is_written_into_the_entries(ranks, name):
+def test_received_values_are_written_into_the_entries(ranks, name):
     sent, taken = ranks.run(pass_on, 2, name)
     want, num = shown(KINDS[name](7)), len(KINDS[name](7)._leaves([]))
     assert sent == [(None, want)] * 2 and taken == [(num - 1, want), (None, want)]
 
 
 def pass_to_others(rank, folder):
-    """To entries in another order and of other strides, to many, and to those of a file."""
+    """Sends to entries in another order, with other strides, to many, and to those of a file."""
     a, b = torch.arange(3.0), torch.arange(4)
     many = TensorDict({f"k{i}": full(float(i * (1 - rank)), i) for i in range(200)})
     many["b"] = full(rank == 0, 3)
@@ -134,7 +134,7 @@ def test_order_strides_a_long_first_message_and_files(ranks, tmp_path):
 
 
 def exchange(rank, consolidated):
-    """Both send first: that ends only if what comes is received meanwhile."""
+    """Both send first: that ends only if each receives meanwhile."""
     other, works = 1 - rank, []
     into = [shared_row(0).consolidate() for _ in range(2)]
     for td in into:
@@ -146,7 +146,7 @@ def exchange(rank, consolidated):
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_both_can_send_at_once_and_transfers_keep_their_order(ranks, consolidated):
+def test_both_can_send_first_and_transfers_keep_their_order(ranks, consolidated):
     for rank, (sent, last, done, small, large) in enumerate(ranks.run(exchange, 2, consolidated)):
         first = 10 * (1 - rank)
         assert small == [first + 1, first + 2] and large == [70_000 * n for n in small]
@@ -165,14 +165,14 @@ def tags(rank, pseudo_rand):
     return found, int(first["a"]), int(second["a"])
 
 
-def test_tags_tell_transfers_apart(ranks):
+def test_tags_distinguish_transfers(ranks):
     assert ranks.run(tags, 2, False)[1] == ([9, 6], 1, 2)
     (later, earlier), one, two = ranks.run(tags, 2, True)[1]
     assert (one, two) == (1, 2) and abs(later - earlier) > 1000
 
 
 def in_groups(rank):
-    """Ranks 1 and 3 as a group that torch knows, and as one that it does not."""
+    """Ranks 1 and 3 as a registered group, and as an unregistered one."""
     group = dist.new_group([1, 3])
     if rank not in (1, 3):
         return None
@@ -201,7 +201,7 @@ def base(a=3, b=torch.float32, key="b"):
     return TensorDict({"a": torch.ones(a), "n": TensorDict({key: torch.ones(2, dtype=b)})})
 
 
-# trees that are alike but for one thing
+# trees that differ in one respect
 TREES = {
     **{"base": base, "key": lambda: base(key="c"), "shape": lambda: base(4), "empty": TensorDict},
     "dtype": lambda: base(b=torch.int32),
@@ -217,7 +217,7 @@ TREES = {
 
 
 OTHER_WAY = "sent with consolidated=True, but here it is False"
-UNLIKE = [
+DIFFERENT = [
     ("key", "base", "'n.b' only here; 'n.c' only there"),
     ("shape", "base", "'a' is float32 [4] there, float32 [3] here"),
     ("dtype", "base", "'n.b' is int32 [2] there, float32 [2] here"),
@@ -232,13 +232,13 @@ UNLIKE = [
 ]
 
 
-def kept_apart(rank):
-    """What the receiver is told; what it holds stays, and the next transfer works."""
+def different_trees(rank):
+    """Errors of the receiver, which is unchanged; the next transfer works."""
     found = []
-    for there, here, words in UNLIKE:
-        td, blocks = TREES[here if rank else there](), there == "block"
+    for sent, received, words in DIFFERENT:
+        td, blocks = TREES[received if rank else sent](), sent == "block"
         before, whole = shown(td), blocks or words == OTHER_WAY
-        told = failure(
+        error = failure(
             lambda td=td, blocks=blocks, whole=whole: (
                 td.recv(0, consolidated=blocks) if rank else td.send(1, consolidated=whole)
             )
@@ -246,15 +246,15 @@ def kept_apart(rank):
         assert shown(td) == before
         fine = shared_row(0 if rank else 3)
         fine.recv(0) if rank else fine.send(1)
-        found.append((told, int(fine["b"].sum())))
+        found.append((error, int(fine["b"].sum())))
     return found
 
 
-def test_unlike_trees_are_an_error_that_names_what_differs(ranks):
-    sender, receiver = ranks.run(kept_apart)
-    assert sender == [(None, 210_000)] * len(UNLIKE)
-    for (told, total), (*_, words) in zip(receiver, UNLIKE, strict=True):
-        assert told.startswith("ValueError") and words in told and total == 210_000
+def test_different_trees_are_an_error_that_names_the_difference(ranks):
+    sender, receiver = ranks.run(different_trees)
+    assert sender == [(None, 210_000)] * len(DIFFERENT)
+    for (error, total), (*_, words) in zip(receiver, DIFFERENT, strict=True):
+        assert error.startswith("ValueError") and words in error and total == 210_000
 
 
 def premature(rank):
@@ -264,11 +264,11 @@ def premature(rank):
     return failure(lambda: work.wait(timeout=30))
 
 
-def test_what_goes_wrong_under_way_is_raised_by_wait(ranks):
+def test_errors_of_a_transfer_are_raised_by_wait(ranks):
     assert "ValueError: irecv: what rank 0 sent does not fit: 'a' is" in ranks.run(premature)[1]
 
 
-def test_mistakes_before_anything_is_sent():
+def test_invalid_calls_are_refused_before_anything_is_sent():
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     leaves = [torch.zeros(n, dtype=d) for n, d in ((4, torch.float), (8, torch.int))]
 
@@ -297,7 +297,7 @@ def test_mistakes_before_anything_is_sent():
     each(calls, raises)
 
 
-# ------------------------------------------------------------------------------- to who has none
+# -------------------------------------------------------------- to receivers without a container
 
 
 def whole():
@@ -330,7 +330,7 @@ def remote(rank, use_broadcast):
 
 
 @pytest.mark.parametrize("use_broadcast", [False, True])
-def test_a_container_is_made_from_what_is_sent(ranks, use_broadcast):
+def test_a_container_is_created_from_the_message(ranks, use_broadcast):
     sent, taken = ranks.run(remote, 2, use_broadcast)
     assert taken == sent and taken[-1][0] == ["time"]
 
@@ -347,12 +347,12 @@ def remote_then_block(rank):
     return type(td).__name__, td.is_consolidated(), before, td.x.tolist()
 
 
-def test_what_was_made_takes_the_next_as_one_block(ranks):
+def test_a_created_container_receives_the_next_message_as_one_block(ranks):
     assert ranks.run(remote_then_block)[1] == ("Pair", True, [0, 0], [1, 1])
 
 
 def changed_since(rank):
-    """A container that is one block, with entries in other places of it than it had."""
+    """A container that is one block, with entries at other offsets than before."""
     td = TensorDict(a=torch.ones(4), b=torch.zeros(4)).all_gather()[0]
     if rank == 1:
         return shown(TensorDict.from_remote_init(0)), shown(TensorDict.from_remote_init(0))
@@ -362,7 +362,7 @@ def changed_since(rank):
     td.del_("a").init_remote(1)
 
 
-def test_a_changed_block_is_not_sent_as_it_was(ranks):
+def test_a_changed_block_is_sent_with_its_changes(ranks):
     ones, zeros = [("torch.float32", [n] * 4) for n in (1.0, 0.0)]
     assert ranks.run(changed_since)[1] == ({"a": zeros, "b": ones}, {"b": ones})
 
@@ -382,9 +382,9 @@ def unsendable(rank, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_cannot_send_tells_the_others(ranks, way):
-    told, other = ranks.run(unsendable, 2, way)
-    assert told.startswith("TypeError") and "'f' is a object" in told
+def test_a_failed_sender_notifies_the_others(ranks, way):
+    error, other = ranks.run(unsendable, 2, way)
+    assert error.startswith("TypeError") and "'f' is a object" in error
     assert "RuntimeError" in other and "rank 0 could not send its container: entry 'f' is" in other
 
 
@@ -406,7 +406,7 @@ def test_coroutines(ranks):
     assert ranks.run(coroutines)[1] == (True, [2, 2])
 
 
-# ----------------------------------------------------------------------------------- all together
+# -------------------------------------------------------------------------- collective operations
 
 
 OPTIONS = [{}, {"bucket_bytes": 1}, {"bucket_bytes": 2**20}, {"async_op": True}]
@@ -415,14 +415,14 @@ TO_ONE = [*OPTIONS[:3], dict(async_op=True, return_premature=True)]
 
 
 def reduced(rank, name):
-    """What is there after sums in all processes and in one, and after a broadcast."""
+    """The content after sums in all processes and in one, and after a broadcast."""
     found = []
-    for how, options in [("all_reduce", o) for o in OPTIONS] + [("reduce", o) for o in TO_ONE]:
+    for method, options in [("all_reduce", o) for o in OPTIONS] + [("reduce", o) for o in TO_ONE]:
         td = SUMMED[name](rank + 1)
-        works = getattr(td, how)(*[1] * (how == "reduce"), **options) or []
+        works = getattr(td, method)(*[1] * (method == "reduce"), **options) or []
         for work in works:
             work.wait()
-        waits = "async_op" in options and (how == "all_reduce" or "return_premature" in options)
+        waits = "async_op" in options and (method == "all_reduce" or "return_premature" in options)
         assert bool(works) == waits
         found.append(shown(td))
     return found, shown(SUMMED[name](rank + 1).broadcast(2))
@@ -460,29 +460,29 @@ def test_buckets_hold_small_leaves_of_one_dtype():
     assert len(sizes(1, 1)) == 4
 
 
-def disagree(rank, how, odd, usual, other):
-    td = TREES[other if rank == odd else usual]()
-    told = failure(lambda: getattr(td, how)(*[0] * (how != "all_reduce")))
+def disagree(rank, op, different, usual, other):
+    td = TREES[other if rank == different else usual]()
+    text = failure(lambda: getattr(td, op)(*[0] * (op != "all_reduce")))
     fine = TensorDict(a=torch.ones(2))
     fine.all_reduce()
-    return told, fine["a"].tolist()
+    return text, fine["a"].tolist()
 
 
-@pytest.mark.parametrize("how", ["all_reduce", "reduce", "gather_and_stack"])
-def test_unlike_trees_are_an_error_in_all_processes(ranks, how):
-    for told, fine in ranks.run(disagree, 4, how, 2, "base", "shape"):
-        first = 1 if how == "gather_and_stack" else 0
-        assert told.startswith("ValueError") and f"containers of ranks {first} and 2 differ" in told
-        assert f"'a' is float32 [3] on rank {first}, float32 [4] on rank 2" in told
+@pytest.mark.parametrize("op", ["all_reduce", "reduce", "gather_and_stack"])
+def test_different_trees_are_an_error_in_all_processes(ranks, op):
+    for text, fine in ranks.run(disagree, 4, op, 2, "base", "shape"):
+        first = 1 if op == "gather_and_stack" else 0
+        assert text.startswith("ValueError") and f"containers of ranks {first} and 2 differ" in text
+        assert f"'a' is float32 [3] on rank {first}, float32 [4] on rank 2" in text
         assert fine == [4, 4]
 
 
-def test_who_cannot_sum_tells_the_others_and_values_are_left_alone(ranks):
-    told = [text for text, _ in ranks.run(disagree, 4, "all_reduce", 1, "base", "sparse")]
+def test_a_failed_sum_notifies_the_others_and_changes_no_value(ranks):
+    errors = [text for text, _ in ranks.run(disagree, 4, "all_reduce", 1, "base", "sparse")]
     kinds = ["ValueError", "TypeError", "ValueError", "ValueError"]
-    assert [text.partition(":")[0] for text in told] == kinds
-    assert all(["entry 'a' is of torch.float32" in text for text in told])
-    assert "rank 1 can't take part" in told[0]
+    assert [text.partition(":")[0] for text in errors] == kinds
+    assert all(["entry 'a' is of torch.float32" in text for text in errors])
+    assert "rank 1 can't take part" in errors[0]
     found = ranks.run(disagree, 2, "all_reduce", -1, "sparse", "sparse")
     assert all([text.startswith("TypeError") for text, _ in found])
     found = ranks.run(disagree, 2, "all_reduce", 1, "value", "other value")
@@ -495,7 +495,7 @@ def broadcast_itself(rank):
     return block.broadcast(0) is block, copy is plain, copy.is_consolidated()
 
 
-def test_the_sender_gets_its_block_itself(ranks):
+def test_the_sender_also_gets_the_block(ranks):
     assert ranks.run(broadcast_itself) == [(True, False, True), (False, False, True)]
 
 
@@ -510,7 +510,7 @@ def gathered(rank):
     return [(one["r"], one["a"].tolist(), sorted(map(str, one.keys()))) for one in found]
 
 
-def test_all_have_what_each_has(ranks):
+def test_all_processes_get_all_values(ranks):
     expected = [(f"rank {rank}", [rank] * rank, ["a", "r"]) for rank in range(4)]
     expected[2][2].insert(1, "more")
     assert ranks.run(gathered, 4) == [expected] * 4
@@ -519,8 +519,8 @@ def test_all_have_what_each_has(ranks):
 def gather_rows(rank, name, dst=1):
     td = torch.stack([KINDS[name](0)] * 3) if rank == dst else KINDS[name](rank + 1)
     td = td.lock_()
-    given = td.gather_and_stack(dst)
-    return None if given is None else (given is td, shown(td))
+    gathered = td.gather_and_stack(dst)
+    return None if gathered is None else (gathered is td, shown(td))
 
 
 @pytest.mark.parametrize("name", ["all", "class"])
@@ -536,21 +536,21 @@ def gather_too_many(rank):
 def scattered(rank, num):
     tds = [TensorDict(a=full(i, i), i=f"{i}") for i in range(num)]
     found = []
-    told = failure(
+    error = failure(
         lambda: found.append(TensorDict().scatter(1, tds if rank == 1 else None, device="cpu"))
     )
-    return told or [(td["a"].tolist(), td["i"], td.is_consolidated()) for td in found]
+    return error or [(td["a"].tolist(), td["i"], td.is_consolidated()) for td in found]
 
 
-def test_each_gets_its_own_and_rows_must_have_room(ranks):
+def test_scatter_and_gather_check_the_number_of_rows(ranks):
     assert ranks.run(scattered, 4, 4) == [[([i] * i, f"{i}", True)] for i in range(4)]
     first, second = ranks.run(scattered, 2, 3)
-    told = "scatter: 2 processes take one container each, got 3: pass a list of 2 at rank 1"
-    assert second == f"ValueError: {told}"
-    assert first.startswith("RuntimeError: ") and first.endswith(f"its container: {told}")
-    told, none = ranks.run(gather_too_many)
-    assert "1 other processes sent a row each, but the batch size here is [2]" in told
-    assert told.startswith("ValueError") and none is None
+    text = "scatter: 2 processes take one container each, got 3: pass a list of 2 at rank 1"
+    assert second == f"ValueError: {text}"
+    assert first.startswith("RuntimeError: ") and first.endswith(f"its container: {text}")
+    text, none = ranks.run(gather_too_many)
+    assert "1 other processes sent a row each, but the batch size here is [2]" in text
+    assert text.startswith("ValueError") and none is None
 
 
 # ------------------------------------------------------------------------------- the harness itself

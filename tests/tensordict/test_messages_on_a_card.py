@@ -1,4 +1,4 @@
-"""Containers on a card that processes send and sum: over NCCL by one alone, else over gloo."""
+"""Containers on a GPU that processes send and sum: over NCCL with one process, else over gloo."""
 
 import multiprocessing
 from datetime import timedelta
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def tree(fill):
-    """Entries of several dtypes, nested, large and empty, on the card; a value."""
+    """Entries of several dtypes, nested, large and empty, on the GPU; a value."""
     td = TensorDict(
         a=torch.full((2, 3), float(fill)),
         n=TensorDict(b=torch.full((2,), fill), zero=torch.zeros(2, 0), batch_size=[2]),
@@ -31,7 +31,7 @@ def ragged(fill):
 
 
 def numbers(td):
-    """All that lies on the card, added up by name."""
+    """The sums of all tensors on the GPU, by name."""
     assert {leaf.device.type for leaf in td.values(True, True) if torch.is_tensor(leaf)} == {"cuda"}
     return {str(key): float(td.get(key).double().sum()) for key in ("a", ("n", "b"), "large")}
 
@@ -87,11 +87,11 @@ def serve(pipe, program, rank, num, backend, store):
 
 
 def run(program, backend, num, folder):
-    """What the program gives in each of so many processes, which share the card."""
+    """The result of the program in each of `num` processes, which share the GPU."""
     context, workers = multiprocessing.get_context("spawn"), []
     for rank in range(num):
-        here, there = context.Pipe()
-        arguments = (there, program, rank, num, backend, str(folder / "store"))
+        here, child = context.Pipe()
+        arguments = (child, program, rank, num, backend, str(folder / "store"))
         process = context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         workers.append((process, here))
@@ -117,7 +117,7 @@ def total(num):
     return num * (num + 1) // 2
 
 
-# what each of so many processes gives, whose trees are filled with 1, 2, ...
+# the results of `num` processes, whose trees are filled with 1, 2, ...
 EXPECTED = {
     all_reduce: lambda n: [(sums(total(n)), [[1.0 * total(n)] * size for size in (2, 3)])] * n,
     reduce: lambda n: [sums(total(n)), *[None] * (n - 1)],
@@ -133,5 +133,5 @@ ALONE = [all_reduce, reduce, broadcast, all_gather]
     ("program", "backend", "num"),
     [(one, "nccl", 1) for one in ALONE] + [(one, "gloo", 2) for one in EXPECTED],
 )
-def test_all_have_what_is_expected(program, backend, num, tmp_path):
+def test_all_processes_have_the_expected_result(program, backend, num, tmp_path):
     assert run(program, backend, num, tmp_path) == EXPECTED[program](num)

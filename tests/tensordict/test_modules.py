@@ -157,7 +157,7 @@ def test_from_modules():
     assert set(names(nested)[0]) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert set(nested.state_dict()) == set(names(nested)[0])
     assert not from_modules(*ms, as_module=True, lock=False).is_locked
-    a.bias.requires_grad_(False)  # the first one tells
+    a.bias.requires_grad_(False)  # the first one decides
     p = from_modules(a, b)
     assert type(p["bias"]) is nn.Parameter and not p["bias"].requires_grad
     assert p["weight"].requires_grad and from_modules(b, a)["bias"].requires_grad
@@ -171,7 +171,7 @@ def test_from_modules():
     assert_close(p["a", "weight"], p["b", "weight"])
 
 
-def test_lazy_stacks_hold_the_originals():
+def test_lazy_stacks_contain_the_originals():
     ms = linears()
     p = from_modules(*ms, lazy_stack=True)
     assert isinstance(p, LazyStackedTensorDict) and p.is_locked and p.batch_size == (2,)
@@ -229,8 +229,8 @@ def test_refused():
 # --------------------------------------------------------------------- parameters that are shared
 
 
-def shared_and_own(n=3, requires_grad=True):
-    """Modules that share their first layer, and what `from_modules` makes of them."""
+def shared_and_separate(n=3, requires_grad=True):
+    """Modules that share their first layer, and the result of `from_modules`."""
     shared = nn.Linear(2, 4).requires_grad_(requires_grad)
     modules = [nn.Sequential(shared, nn.Linear(4, 5)) for _ in range(n)]
     return modules, from_modules(*modules, expand_identical=True, as_module=True)
@@ -245,13 +245,13 @@ def test_expand_identical():
     w.sum().backward()
     assert a.weight.grad.unique().tolist() == [2.0]
     assert from_modules(a, b)["weight"].is_contiguous() and from_modules(a, b)["weight"].is_leaf
-    (module,), p = shared_and_own(1)
+    (module,), p = shared_and_separate(1)
     assert p.get_parameter("0.weight") is module[0].weight and p["0", "weight"].shape == (1, 4, 2)
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_shared_parameter_is_registered_and_trained(n):
-    modules, p = shared_and_own(n)
+    modules, p = shared_and_separate(n)
     shared, named = modules[0][0], dict(p.named_parameters())
     assert named["0.weight"] is shared.weight and named["0.bias"] is shared.bias
     assert named["1.weight"].shape == (n, 5, 4) and not list(p.buffers())
@@ -269,8 +269,8 @@ def test_a_shared_parameter_is_registered_and_trained(n):
     assert_close(p["0", "weight"][-1], shared.weight)
 
 
-def test_shared_parameters_go_with_the_module():
-    modules, p = shared_and_own()
+def test_shared_parameters_follow_the_module():
+    modules, p = shared_and_separate()
     shared = modules[0][0].weight
     for twin in copy.deepcopy(p), pickle.loads(pickle.dumps(p)), p.clone(), p.to(torch.float64):
         assert names(twin) == names(p)
@@ -279,7 +279,7 @@ def test_shared_parameters_go_with_the_module():
         assert_close(mine, shared, check_dtype=False)
         twin["0", "weight"].sum().backward()
         assert_close(mine.grad, torch.full_like(mine, 3.0))
-    _, other = shared_and_own()
+    _, other = shared_and_separate()
     state = p.state_dict()
     assert state["0.weight"].shape == (4, 2)
     for assign in (False, True):
@@ -295,7 +295,7 @@ def test_shared_parameters_go_with_the_module():
 
 
 def test_shared_parameters_that_change_their_memory_or_mode():
-    modules, p = shared_and_own()
+    modules, p = shared_and_separate()
     shared = modules[0][0]
     vector = torch.arange(100.0)[: sum(q.numel() for q in p.parameters())]
     nn.utils.vector_to_parameters(vector, p.parameters())  # sets their `data`
@@ -308,13 +308,13 @@ def test_shared_parameters_that_change_their_memory_or_mode():
         assert p["0", "weight"].shape == (3, 4, 2)
     p["0", "weight"].sum().backward()
     assert_close(shared.weight.grad, torch.full((4, 2), 3.0))
-    _, frozen = shared_and_own(requires_grad=False)
+    _, frozen = shared_and_separate(requires_grad=False)
     assert not frozen.get_parameter("0.weight").requires_grad and not list(frozen.buffers())
 
 
 def test_calls_with_other_values_for_shared_parameters():
-    """`functional_call` puts the value of one row, or one for each row, in place."""
-    _, p = shared_and_own()
+    """`functional_call` uses the value of one row, or one for each row."""
+    _, p = shared_and_separate()
 
     class Reads(nn.Module):
         def __init__(self):
@@ -326,8 +326,8 @@ def test_calls_with_other_values_for_shared_parameters():
 
     before, reads = p["0", "weight"].clone(), Reads()
     one, each_row = torch.rand(4, 2), torch.rand(3, 4, 2)
-    for given, want in ((one, one.expand(3, 4, 2)), (each_row, each_row)):
-        assert_close(torch.func.functional_call(reads, {"p.0.weight": given}, ()), want)
+    for value, want in ((one, one.expand(3, 4, 2)), (each_row, each_row)):
+        assert_close(torch.func.functional_call(reads, {"p.0.weight": value}, ()), want)
     assert_close(p["0", "weight"], before)
 
 
@@ -339,7 +339,7 @@ def test_calls_with_other_values_for_shared_parameters():
     [({}, "error"), ({"as_module": True}, "same"), ({"use_state_dict": True}, "different")],
 )
 def test_lazy_layers(options, randomness):
-    """The first call initialises them, each as the layer alone would."""
+    """The first call initialises them, each like a separate layer."""
 
     def lazy():
         return nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyBatchNorm1d(), nn.Linear(4, 2))
@@ -362,7 +362,7 @@ def test_lazy_layers(options, randomness):
     assert torch.vmap(call, (0, None, None), randomness="same")(p, lazy(), x).shape == (3, 5, 2)
 
 
-def test_a_call_that_fails_leaves_lazy_layers_as_they_were():
+def test_a_failed_call_leaves_lazy_layers_unchanged():
     p = from_modules(nn.LazyLinear(4), nn.LazyLinear(4))
     empty, twin = nn.LazyLinear(4), copy.deepcopy(p)
     hooks = list(empty._forward_pre_hooks)
@@ -384,7 +384,7 @@ def test_a_call_that_fails_leaves_lazy_layers_as_they_were():
 @pytest.mark.parametrize("options", [{}, {"as_module": True}, {"lazy_stack": True}], ids=str)
 @pytest.mark.parametrize("make", [linear, mlp])
 def test_ensembles(make, options):
-    """As a loop over the modules; gradients go to the new parameters, or to those of the stack."""
+    """Like a loop over the modules; gradients go to the new parameters or those of the stack."""
     ms, x = [make() for _ in range(3)], torch.randn(5, 3)
     for module in (make().to("meta"), make(), ms[0]):
         p, before = from_modules(*ms, **options), dict(module.named_parameters())
@@ -406,7 +406,7 @@ def test_ensembles(make, options):
             m.zero_grad()
 
 
-def test_what_is_mapped_over():
+def test_which_dimensions_are_mapped():
     m, x = linear(), torch.randn(2, 3)
     y = torch.vmap(call, (0, None, 0))(from_module(m).expand(2), linear().to("meta"), x)
     assert_close(y, m(x))
@@ -452,16 +452,16 @@ def check_state(module, before):
     return True
 
 
-@pytest.mark.parametrize("how", ["block", "call", "locked"])
+@pytest.mark.parametrize("form", ["block", "call", "locked"])
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("make", MODULES)
-def test_values_go_in_and_out(make, options, how):
+def test_values_are_swapped_in_and_out(make, options, form):
     m, other, x = make(), make(), torch.randn(5, 3)
     new, before, listed, want = values(other), state(m), list(m.state_dict()), first(other(x))
-    if how == "locked":
+    if form == "locked":
         new.lock_()
     swap = new.to_module(m, **options)
-    if how == "call":
+    if form == "call":
         assert_close(first(m(x)), want)
         swap.to_module(m, **({} if "preserve_module_state" in options else options))
     else:
@@ -470,7 +470,7 @@ def test_values_go_in_and_out(make, options, how):
             if "preserve_module_state" not in options:
                 assert list(m.state_dict()) == listed
     assert check_state(m, before) and list(m.state_dict()) == listed
-    assert new.is_locked is (how == "locked")
+    assert new.is_locked is (form == "locked")
     leaf = values(other).apply(lambda v: v.requires_grad_(v.is_floating_point()))
     if not options and make is not norm:
         first(call(leaf, m, x)).sum().backward()
@@ -479,7 +479,7 @@ def test_values_go_in_and_out(make, options, how):
 
 
 @pytest.mark.parametrize("options", [{}, {"inplace": True}], ids=str)
-def test_blocks_nest_and_fail(options):
+def test_nested_and_failing_blocks(options):
     m = mlp()
     before = state(m)
     with pytest.raises(ZeroDivisionError), values(m).zero_().to_module(m, **options):
@@ -509,7 +509,7 @@ def test_blocks_nest_and_fail(options):
     assert check_state(m, before)
 
 
-def test_what_a_call_gives():
+def test_results_of_to_module():
     m = linear()
     w, new = m.weight, values(m).zero_()
     swap = new.to_module(m)
@@ -527,7 +527,7 @@ def test_what_a_call_gives():
     assert empty[0].weight.is_meta
 
 
-def test_a_layer_under_two_names_takes_what_either_brings():
+def test_a_layer_under_two_names_gets_the_values_of_either():
     shared = linear()
     m = nn.Sequential(nn.Sequential(shared), shared)
     weight, bias = torch.rand(4, 3), torch.rand(4)
@@ -540,14 +540,14 @@ def test_a_layer_under_two_names_takes_what_either_brings():
         assert check_state(m, before)
     m = nn.Module()
     m.first = m.second = TensorDictParams(TensorDict(w=torch.ones(3)))
-    held = m.first.get_parameter("w")
+    parameter = m.first.get_parameter("w")
     swap = values(m).zero_().to_module(m)
     assert not m.first["w"].any()
     swap.to_module(m)
-    assert m.first["w"] is held and m.first["w"].all()
+    assert m.first["w"] is parameter and m.first["w"].all()
 
 
-def test_parameters_and_buffers_in_each_other_s_place():
+def test_parameters_for_buffers_and_buffers_for_parameters():
     m = nn.BatchNorm1d(3)
     before, td, x = state(m), values(m), torch.randn(2, 3)
     mean = td["running_mean"] = nn.Parameter(torch.ones(3))
@@ -557,13 +557,13 @@ def test_parameters_and_buffers_in_each_other_s_place():
         m.running_mean.sum().backward()
     assert mean.grad.tolist() == [1, 1, 1]
     td["bias"] = nn.Parameter(torch.zeros(3))
-    for how in ("block", "call"):  # as they are, only parameters are parameters
+    for form in ("block", "call"):  # unchanged, only parameters are parameters
         swap = td.to_module(m, preserve_module_state=False)
         assert names(m) == (["bias", "running_mean"], ["running_var", "num_batches_tracked"])
         assert m.weight is td["weight"] and m.running_mean is td["running_mean"]
         with torch.no_grad():
             assert_close(m.eval()(x), (x - 1) / (1 + m.eps) ** 0.5)
-        if how == "block":
+        if form == "block":
             with swap:
                 pass
         else:
@@ -605,7 +605,7 @@ def test_gradients_and_frozen_parameters():
     assert not p["weight"].requires_grad
 
 
-def test_threads_with_modules_of_their_own():
+def test_threads_with_separate_modules():
     torch.manual_seed(0)
     x, wrong = torch.randn(5, 3), []
 
@@ -721,12 +721,12 @@ def test_names_with_a_dot(nested):
     assert names(p) == before and "n.b" not in p and set(p.state_dict()) == set(before[0])
     with pytest.raises(KeyError, match="n.b"):
         p.pop("n.b")
-    # a tool that registers a parameter by its dotted name means the nested entry
+    # a parameter registered by its dotted name is the nested entry
     new = p._parameters["n.c"] = nn.Parameter(torch.ones(2))
     assert p["n", "c"] is new and p._parameters.pop("n.c") is new and ("n", "c") not in p
 
 
-def test_lock_of_params_and_what_is_below():
+def test_lock_of_params_and_nested_containers():
     p = params()
     assert not p["n"].is_locked and p.lock_()["n"].is_locked
     with pytest.raises(RuntimeError, match="locked"):

@@ -1,4 +1,4 @@
-"""Dimension names: one per batch dimension or None, carried along by every operation."""
+"""Dimension names: one per batch dimension or None, kept by every operation."""
 
 import copy
 import pickle
@@ -24,7 +24,7 @@ def make(names="xyz"):
 
 
 def spelled(names):
-    """The list of names that a word stands for; a point is a dimension without one."""
+    """The list of names for the letters of a word; "." is a dimension without a name."""
     return None if names is None else [None if name == "." else name for name in names]
 
 
@@ -125,7 +125,7 @@ LONGER = {
 }
 
 
-def test_a_longer_child_keeps_the_name_of_its_own_dimension():
+def test_a_longer_child_keeps_the_name_of_its_extra_dimension():
     n = TensorDict({"c": torch.ones(B, T, A)}, [B, T, A], names=["x", "y", "w"])
     for names, calls in LONGER.items():
         for call in calls:
@@ -181,7 +181,7 @@ def test_rename():
         make(None).rename_(x="y")
 
 
-REFINED = [  # before, names that are given, after; None where it is refused
+REFINED = [  # before, names of the call, after; None: refused
     *((None, "x..", "x.."), (None, ["x", ..., "z"], "x.z"), (".y.", "xy.", "xy.")),
     *((".y.", ["x", ...], "xy."), ("xyz", "xyz", "xyz"), ("xyz", [..., "z"], "xyz")),
     *(("xyz", "xyq", None), (".y.", "xq.", None), ("xyz", "xy", None), (None, "xxy", None)),
@@ -200,7 +200,7 @@ def test_refine_names():
         check(td, after or before or "...")
 
 
-def test_children_take_the_names():
+def test_children_get_the_names():
     td, full = make(), torch.ones(B, T, A)
     inner = TensorDict({"q": full}, [B])
     td["n"], td["d"], td["promoted"] = TensorDict({"q": full}, [B, T, A]), {"q": full}, inner
@@ -216,7 +216,7 @@ def unnamed(full):
     return TensorDict(full=full, n=TensorDict(c=full, batch_size=[B, T]), batch_size=[B, T])
 
 
-def test_a_container_without_names_takes_those_of_a_child():
+def test_a_container_without_names_gets_those_of_a_child():
     full = torch.ones(B, T, A)
 
     def check_row(store):

@@ -17,7 +17,7 @@ from tests.tensordict.kinds import apply_op, ops
 
 
 class Opaque:
-    """Something with no tensor form; equal only to itself."""
+    """An object without a tensor form; equal only to itself."""
 
 
 def words(**more):
@@ -38,7 +38,7 @@ def quietly(option, value):
             yield
 
 
-# ------------------------------------------------------- what becomes an entry of which kind
+# -------------------------------------------------------------------------- kinds of entries
 
 ONE_VALUE = ["text", "", b"raw", None, object, len, {1, 2}, Opaque(), ("p", "q")]
 DOORS = {
@@ -53,7 +53,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_one_value_is_kept_as_it_was(door):
+def test_one_value_is_stored_unchanged(door):
     more = [4, {"a": 1}, ["a", "b"], ["x"] * 5] if door == "set_non_tensor" else []
     for value in [*ONE_VALUE, *more]:
         td = DOORS[door](value)
@@ -88,7 +88,7 @@ def test_a_list_is_a_value_for_each_row(door):
     assert grid().get("w").batch_size == (2, 3)
 
 
-def test_what_becomes_a_tensor_or_a_container():
+def test_which_values_become_a_tensor_or_a_container():
     td = TensorDict(b=True, i=1, f=2.5, li=[1, 2, 3], d={"a": "x"})
     assert (td["b"].dtype, td["i"].dtype) == (torch.bool, torch.int64)
     assert td["f"].dtype == torch.get_default_dtype() and td["li"].tolist() == [1, 2, 3]
@@ -107,16 +107,16 @@ def test_options():
     assert raffia.list_to_stack() is True
     with raffia.set_list_to_stack(True):
         assert isinstance(TensorDict(w=["p", "q"], batch_size=[2]).get("w"), NonTensorStack)
-    alike, unlike = [NonTensorData("a")] * 2, [NonTensorData("a"), NonTensorData("b")]
+    equal, different = [NonTensorData("a")] * 2, [NonTensorData("a"), NonTensorData("b")]
     with quietly(raffia.set_capture_non_tensor_stack, True):
         assert capture_non_tensor_stack() is True
-        one = torch.stack(alike)
+        one = torch.stack(equal)
         assert isinstance(one, NonTensorData) and one.batch_size == (2,)
         assert torch.stack([words(), words()])["s"] == "hi"
-        assert isinstance(torch.stack(unlike), NonTensorStack)
+        assert isinstance(torch.stack(different), NonTensorStack)
     assert capture_non_tensor_stack() is False
     with raffia.set_capture_non_tensor_stack(False):
-        assert isinstance(torch.stack(alike), NonTensorStack)
+        assert isinstance(torch.stack(equal), NonTensorStack)
 
 
 # --------------------------------------------------------------------- reading and listing
@@ -166,17 +166,17 @@ def test_keys():
     assert (popped.data if raffia.is_non_tensor(popped) else popped) == "a" and "r" not in td
 
 
-def test_functions_of_tensors_leave_values_alone():
-    seen, names = [], []
-    got = words().apply(lambda x: seen.append(type(x)) or x + 1)
-    assert seen == [torch.Tensor] and got["x"].tolist() == [1, 2, 3]
+def test_functions_of_tensors_skip_values():
+    calls, names = [], []
+    got = words().apply(lambda x: calls.append(type(x)) or x + 1)
+    assert calls == [torch.Tensor] and got["x"].tolist() == [1, 2, 3]
     TensorDict(s="a", n=TensorDict(t="u", y=torch.zeros(2))).named_apply(
         lambda k, v: names.append(k), nested_keys=True
     )
     assert names == [("n", "y")]
-    seen.clear()
-    words().apply(lambda v: seen.append(v) or v, is_leaf=raffia.is_leaf_nontensor)
-    assert len(seen) == 3
+    calls.clear()
+    words().apply(lambda v: calls.append(v) or v, is_leaf=raffia.is_leaf_nontensor)
+    assert len(calls) == 3
     got = torch.vmap(lambda t: t.set("y", t["x"] + 1))(words().select("x", "s"))
     assert got["y"].tolist() == [1, 2, 3] and got["s"] == "hi"
 
@@ -195,7 +195,7 @@ CARRIED = [
 
 
 @pytest.mark.parametrize("op", CARRIED)
-def test_values_are_carried_through(op):
+def test_values_are_kept_by_operations(op):
     got = op(words())
     assert got["w"] == ["p", "q", "r"] and [row["s"] for row in got] == ["hi"] * 3 and sound(got)
     assert got.get("s").batch_size == got.get("w").batch_size == (3,)
@@ -219,13 +219,13 @@ MOVES += [
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_values_move_as_numbers_do(move):
+def test_values_follow_the_rows(move):
     """The oracle is a tensor of the numbers of the values."""
     td, letters = grid(), np.array(list("abcdef"))
-    got, places = move(td), move(td["x"])
-    want = letters[places.numpy()].tolist()
-    assert got["w"] == want and got.get("w").batch_size == got.get("s").batch_size == places.shape
-    assert got["s"] == "hi" and sound(got) and torch.equal(got["x"], places)
+    got, moved = move(td), move(td["x"])
+    want = letters[moved.numpy()].tolist()
+    assert got["w"] == want and got.get("w").batch_size == got.get("s").batch_size == moved.shape
+    assert got["s"] == "hi" and sound(got) and torch.equal(got["x"], moved)
     entry = td.get("w")
     assert move(entry).tolist() == want
 
@@ -338,7 +338,7 @@ def test_stack():
         NonTensorData("a", [2]).update(words().get("w")[:2])
 
 
-def test_a_value_with_a_batch_size_bounds_the_one_that_is_found():
+def test_a_value_with_a_batch_size_limits_the_automatic_batch_size():
     td = TensorDict(a=torch.zeros(2, 3, 4), s=NonTensorData("x", batch_size=[2]))
     assert td.auto_batch_size_().batch_size == (2,)
     assert TensorDict(a=torch.zeros(2, 3), s="x").auto_batch_size_().batch_size == (2, 3)

@@ -1,4 +1,4 @@
-"""What programs written for other containers do every day, and must not fail."""
+"""Common patterns of programs written for other containers."""
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ both = pytest.mark.parametrize("make", [rows, stacked])
 
 
 @both
-def test_entries_set_where_nothing_moves(make):
+def test_entries_set_in_a_block_that_changes_nothing(make):
     for op in ops(to=["cpu", make().to("cpu"), torch.int64, None], cpu=[()]):
         td = make().to("cpu")
-        with apply_op(td, op) as there:
-            there["b"] = torch.zeros(there.batch_size)
+        with apply_op(td, op) as inside:
+            inside["b"] = torch.zeros(inside.batch_size)
         assert "b" in td.keys() and sound(td)
 
 
@@ -74,7 +74,7 @@ def sized(size):
     return TensorDict(a=torch.zeros(2, 3), n=inner, s="x", batch_size=size)
 
 
-def test_comparisons_of_unlike_batch_sizes():
+def test_comparisons_of_different_batch_sizes():
     for one, other in ((sized([2]), sized([])), (sized([]), sized([2]))):
         equal = one == other
         assert equal.batch_size == (2,) and equal.all() and sound(equal)
@@ -95,7 +95,7 @@ def test_comparisons_of_unlike_batch_sizes():
             one == other  # noqa: B015
 
 
-def test_stacks_of_unlike_members():
+def test_stacks_of_different_members():
     td = lazy_stack([TensorDict(a=torch.zeros(2, 3)), TensorDict(a=torch.ones(2, 4))])
     with pytest.raises(ValueError, match="same size in the mapped dimension"):
         torch.vmap(lambda row: row, (1,))(td)
@@ -140,7 +140,7 @@ def test_compiled_stacks_of_containers_that_hold_strings():
     torch._dynamo.reset()
     program = torch.compile(lambda x, y: torch.stack([x, y]), fullgraph=True, backend="eager")
     kinds = []
-    for mode in (False, True):  # the setting is seen
+    for mode in (False, True):  # the setting is respected
         with raffia.set_capture_non_tensor_stack(mode):
             kinds.append(type(program(with_words(0), with_words(1)).get("s")))
     assert kinds == [NonTensorStack, NonTensorData]
@@ -153,9 +153,9 @@ def test_compiled_stacks_of_containers_that_hold_strings():
 def test_map_of_pieces(lazily, options, num, capsys):
     td = TensorDict(a=torch.arange(10).view(2, 5), batch_size=[2, 5])
     options = {"dim": 1, "num_workers": 0, "index_with_generator": lazily, **options}
-    seen = []
-    out = td.map(lambda part: seen.append(part.batch_size) or part + 1, pbar=True, **options)
-    assert torch.equal(out["a"], td["a"] + 1) and len(seen) == num
+    sizes = []
+    out = td.map(lambda part: sizes.append(part.batch_size) or part + 1, pbar=True, **options)
+    assert torch.equal(out["a"], td["a"] + 1) and len(sizes) == num
     assert capsys.readouterr().err.endswith(f"{num - 1}/{num}\rmap: {num}/{num}\n")
 
 
@@ -197,14 +197,14 @@ def test_update_with_the_batch_size():
 
 
 def test_batch_sizes_and_names_of_nested_stacks():
-    def held(*sizes):
+    def nested(*sizes):
         rows = lazy_stack([TensorDict(b=torch.zeros(n, 4)) for n in sizes])
         return TensorDict(rows=rows, batch_size=[2], names=["t"])
 
-    td = held(3, 3)
+    td = nested(3, 3)
     td.batch_size = [2, 3]
     assert td["rows"].batch_size == (2, 3) and td["rows"].names == ["t", None] and sound(td)
-    td = held(3, 2)
+    td = nested(3, 2)
     with pytest.raises(RuntimeError, match="b"):
         td.batch_size = [2, 3]
     assert td.batch_size == td["rows"].batch_size == (2,) and sound(td)

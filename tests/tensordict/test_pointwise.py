@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons, pointwise methods and reductions: as torch does on every leaf."""
+"""Arithmetic, comparisons, pointwise methods and reductions: equal to torch's on every leaf."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ def leaf(*shape, start=-1.7, stop=1.8):
 
 
 def make(start=-1.7, stop=1.8):
-    """Leaves of different rank, of other values each."""
+    """Leaves of different rank and values."""
     values = [leaf(*shape, start=start, stop=stop + i / 5) for i, shape in enumerate(SHAPES)]
     return TensorDict(dict(zip(KEYS, values, strict=True)), BATCH)
 
@@ -42,14 +42,14 @@ def assert_leaves(result, expected):
 
 
 def lined_up(other, key, x):
-    """What an operand is for one leaf: its own leaf, rows beside the leading dims, or a number."""
+    """The operand for one leaf: its leaf, rows broadcast along the leading dims, or a number."""
     if hasattr(other, "batch_size"):
         return leaves(other)[key]
     return line_up(other, x) if isinstance(other, torch.Tensor) and other.ndim else other
 
 
 def by_leaf(fn, td, *others, **options):
-    """What a function gives of every leaf, with other operands."""
+    """The results of a function on every leaf, with other operands."""
     return {
         key: fn(x, *[lined_up(other, key, x) for other in others], **options)
         for key, x in leaves(td).items()
@@ -64,13 +64,13 @@ def same_class(result, td):
 
 
 def memory(td):
-    """Where the values of a container lie."""
+    """The addresses of the leaves of a container."""
     members = td.tensordicts if is_lazy(td) else [td._parent] if is_rows(td) else [td]
     return [value.data_ptr() for member in members for value in leaves(member).values()]
 
 
 def in_place(td, write, expected):
-    """The call gives the container itself, with the leaves `expected` in the same memory."""
+    """The call returns the container itself, with the leaves `expected` in the same memory."""
     before = memory(td)
     assert write(td) is td and memory(td) == before
     assert_leaves(td, expected)
@@ -111,14 +111,14 @@ def calls(kind):
 
 
 def of_torch(op, x, *others, **options):
-    """The function of torch, for operands that it may not take as numbers."""
+    """The function of torch, for operands that it may not accept as numbers."""
     if op in ("maximum", "minimum", "pow"):
         others = [torch.as_tensor(other, dtype=x.dtype) for other in others]
     return getattr(torch, op)(x, *others, **options)
 
 
 @every_kind
-def test_each_leaf_as_by_torch(kind):
+def test_each_leaf_equals_torch(kind):
     def check(row):
         op, *others = row
         options = others.pop() if others and isinstance(others[-1], dict) else {}
@@ -182,7 +182,7 @@ def test_logic(kind):
         assert_leaves(td.logical_and(other), by_leaf(torch.logical_and, td, other))
 
 
-def test_rsub_of_whole_numbers_is_that_of_torch():
+def test_rsub_of_integers_equals_torch():
     for value in (torch.tensor([3], dtype=torch.uint8), torch.tensor([-128], dtype=torch.int8)):
         for other in (0.5, 2, torch.tensor(2.5)):
             for result in (TensorDict(a=value).rsub(other), other - TensorDict(a=value)):
@@ -239,7 +239,7 @@ def test_default_for_keys_that_differ():
         assert_leaves(one.add(one, default=default), one + one)
 
 
-# ----------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------- errors
 
 FOREIGN = (TypeError, ValueError, RuntimeError, NotImplementedError)
 REFUSED = {
@@ -256,7 +256,7 @@ REFUSED = {
     "hash": (hash, TypeError, "unhashable"),
     "batch size": (lambda td: td == td.clone().auto_batch_size_(1), RuntimeError, ""),
     "mean of ints": (lambda td: td.int().mean(), RuntimeError, "dtype"),
-    "unlike leaves": (lambda td: td.sum(dim=0, reduce=True), RuntimeError, ""),
+    "different leaves": (lambda td: td.sum(dim=0, reduce=True), RuntimeError, ""),
     "nothing": (lambda td: TensorDict({}, [B]).sum(reduce=True), ValueError, "no tensor leaves"),
     "shapes": (lambda td: TensorDict(a=td["a"]) + TensorDict(a=td["a"][1:]), RuntimeError, "size"),
     "rsub": (lambda td: TensorDict(a=torch.tensor([True])).rsub(0.5), RuntimeError, "bool tensor"),
@@ -281,10 +281,10 @@ def test_refused():
         assert (make() == other) is False and (make() != other) is True
 
 
-# ----------------------------------------------------------------- what is kept besides values
+# ------------------------------------------------------------------------------------ metadata
 
 
-def test_metadata_and_values_stay():
+def test_metadata_and_values_are_kept():
     td = TensorDict({"a": leaf(B, T), "s": "text"}, BATCH, names=["b", "t"], device="cpu")
     for result in (td + 1, td * td, td.sin(), -td):
         assert result.names == ["b", "t"] and result.device == torch.device("cpu")
@@ -326,7 +326,7 @@ def test_shapes_and_dtypes_follow_torch():
 
 
 def test_optimiser_step_and_gradients():
-    """The optimiser pattern that the foreach methods are there for."""
+    """The optimiser pattern of the foreach methods."""
     params, grads = make(), make(0.4)
     m, v = params.mul(0), params.mul(0)
     m.lerp_(grads, 0.1)
@@ -372,7 +372,7 @@ def flat(td):
     return torch.cat([value.flatten() for value in leaves(td).values()])
 
 
-def alike():
+def batched():
     return TensorDict({"a": leaf(B, T, start=0.2), "n": {"b": leaf(B, T, start=0.7)}}, BATCH)
 
 
@@ -406,7 +406,7 @@ def test_reductions(kind, op):
 
 @pytest.mark.parametrize("op", REDUCE)
 def test_reductions_of_features_and_into_one_tensor(op):
-    """ "feature": all dims after the batch; a leaf without any is its own result."""
+    """ "feature": all dims after the batch; a leaf without any is unchanged."""
     td = make(0.5)
     rows = [value.reshape(B, T, -1) for value in leaves(td).values()]
     result = reduce(td, op, dim="feature", reduce=True)
@@ -418,8 +418,8 @@ def test_reductions_of_features_and_into_one_tensor(op):
         assert result.batch_size == BATCH
         assert_leaves(result, by_leaf(lambda x: reduce_leaf(x.reshape(B, T, -1), op, dim=-1), td))
     for dim in (0, 1):
-        joined = torch.cat([alike()["a"], alike()["n", "b"]], dim)
-        result = reduce(alike(), op, dim=dim, reduce=True)
+        joined = torch.cat([batched()["a"], batched()["n", "b"]], dim)
+        result = reduce(batched(), op, dim=dim, reduce=True)
         torch.testing.assert_close(result, reduce_leaf(joined, op, dim=dim))
     with pytest.raises(IndexError, match="Incompatible dim 2"):
         reduce(make(), op, dim=2)
@@ -439,9 +439,9 @@ def test_options_of_reductions():
         whole = getattr(td, op)(correction=n, reduce=True)
         torch.testing.assert_close(whole, fn(flat(td), correction=n))
     td = make()
-    for how in ("linear", "lower", "higher", "nearest", "midpoint"):
-        expected = by_leaf(lambda x, how=how: x.quantile(0.3, dim=1, interpolation=how), td)
-        assert_leaves(td.quantile(0.3, dim=1, interpolation=how), expected)
+    for mode in ("linear", "lower", "higher", "nearest", "midpoint"):
+        expected = by_leaf(lambda x, mode=mode: x.quantile(0.3, dim=1, interpolation=mode), td)
+        assert_leaves(td.quantile(0.3, dim=1, interpolation=mode), expected)
     q = torch.tensor([0.1, 0.5, 0.9, 1.0, 0.0])
     result = td.quantile(q, dim=0)
     assert result.batch_size == (5, T)
@@ -495,8 +495,8 @@ def test_min_max_softmax_norm(kind):
             assert_leaves(method(**options), by_leaf(fn, td))
         torch.testing.assert_close(method(reduce=True), fn(flat(td)))
         assert_leaves(method([0]).indices, method(0).indices)
-        expected = fn(torch.cat([alike()["a"], alike()["n", "b"]], 0), 0)
-        result = getattr(alike(), op)(dim=0, reduce=True)
+        expected = fn(torch.cat([batched()["a"], batched()["n", "b"]], 0), 0)
+        result = getattr(batched(), op)(dim=0, reduce=True)
         torch.testing.assert_close(result.values, expected.values)
         torch.testing.assert_close(result.indices, expected.indices)
     for dim, keep in itertools.product((0, 1, -1), ({}, {"keepdim": True})):
@@ -544,14 +544,14 @@ def test_any_all(kind):
 def test_losses(kind):
     td, target = kind(make()), kind(make(0.3))
     losses = [getattr(torch.nn.functional, f"{name}_loss") for name in ("mse", "l1", "smooth_l1")]
-    for loss, how in itertools.product(losses, ("none", "mean", "sum")):
-        result = loss(td, target, reduction=how)
-        expected = by_leaf(lambda x, y, f=loss, how=how: f(x, y, reduction=how), td, target)
+    for loss, mode in itertools.product(losses, ("none", "mean", "sum")):
+        result = loss(td, target, reduction=mode)
+        expected = by_leaf(lambda x, y, f=loss, mode=mode: f(x, y, reduction=mode), td, target)
         assert_leaves(result, expected)
-        assert result.batch_size == (BATCH if how == "none" else ())
+        assert result.batch_size == (BATCH if mode == "none" else ())
 
 
-def test_jagged_tensors_beside_plain_ones():
+def test_jagged_tensors_with_plain_ones():
     rows = torch.nested.nested_tensor([leaf(2), leaf(3, start=0.5)], layout=torch.jagged)
     td = TensorDict(r=rows, b=leaf(2, start=0.5), batch_size=[2])
 

@@ -2,7 +2,7 @@
 
 The model is a plain nested dict of arrays. A container made from it must do to every leaf what
 plain torch (or plain dict code) does to it. `rows` is the batch as a tensor of row numbers: an
-operation on it says which rows of each leaf the result must hold.
+operation on it gives the rows of each leaf that the result must have.
 """
 
 import math
@@ -58,7 +58,7 @@ def plain_nodes(plain, path=()):
 
 
 def build(plain, batch):
-    """The container of a nested dict; the content of "deep" has the longer batch size."""
+    """The container of a nested dict; "deep" has the longer batch size."""
     td = TensorDict({}, batch)
     for key, value in plain.items():
         if is_node(value):
@@ -92,7 +92,7 @@ def check(td, plain, batch, rows):
 
 
 def same(one, other):
-    """Two containers of any class hold the same."""
+    """Two containers of any class have equal content."""
     assert one.batch_size == other.batch_size
     got, want = leaves(one), leaves(other)
     assert set(got) == set(want)
@@ -124,7 +124,7 @@ def plain_dicts(draw, batch, depth=2, min_size=0):
 
 
 @st.composite
-def worlds(draw, batches=BATCHES):
+def cases(draw, batches=BATCHES):
     """A batch size, a nested dict and its container."""
     batch = draw(batches)
     plain = draw(plain_dicts(batch))
@@ -186,7 +186,7 @@ def indices(draw, shape, repeats=True):
 
 
 def factors(draw, numel, most=3):
-    """Some shape of that many elements."""
+    """A shape with this number of elements."""
     shape = []
     for _ in range(draw(st.integers(0, most - 1))):
         n = draw(st.sampled_from([n for n in range(1, max(numel, 1) + 1) if numel % n == 0]))
@@ -234,7 +234,7 @@ def a_dim(draw, shape):
     return draw(st.integers(-len(shape), len(shape) - 1))
 
 
-# what draws the arguments of a shape operation, for shapes of some dims
+# strategies of arguments of a shape operation, for shapes of some dims
 OPS = {
     "permute": op_permute,
     "transpose": lambda draw, shape: (a_dim(draw, shape), a_dim(draw, shape)),
@@ -256,7 +256,7 @@ ALWAYS = {
 
 @st.composite
 def shape_ops(draw, shape):
-    """A shape operation, (name, args), that a tensor of this shape takes."""
+    """A shape operation, (name, args), that is valid for this shape."""
     table = {**OPS, **ALWAYS} if shape else ALWAYS
     name = draw(st.sampled_from(sorted(table)))
     return name, table[name](draw, shape)
@@ -269,7 +269,7 @@ def shape_ops(draw, shape):
 @given(st.data())
 def test_index(data):
     batch, plain, td = data.draw(
-        worlds(FULL_BATCHES | st.lists(SIZES, min_size=1, max_size=3).map(tuple))
+        cases(FULL_BATCHES | st.lists(SIZES, min_size=1, max_size=3).map(tuple))
     )
     index = data.draw(indices(batch))
     rows = rows_of(batch)
@@ -281,18 +281,18 @@ def test_index(data):
 @examples
 @given(st.data())
 def test_assign_container(data):
-    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    batch, plain, td = data.draw(cases(FULL_BATCHES))
     index = data.draw(indices(batch, repeats=False))
     td = td.clone()
     other = td.apply(lambda x: x + 1000)
-    held = leaves(td)
+    before = leaves(td)
     rows, numel = rows_of(batch), math.prod(batch)
     rows[index] = rows[index] + numel
     td[index] = other[index]
     for key, value in plain_leaves(plain).items():
         flat = value.reshape(numel, *value.shape[len(batch) :])
         assert torch.equal(td[key], torch.cat([flat, flat + 1000])[rows]), key
-        assert td[key] is held[key]
+        assert td[key] is before[key]
 
 
 # --- shape -------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_assign_container(data):
 @examples
 @given(st.data())
 def test_chain_of_shape_operations(data):
-    batch, plain, td = data.draw(worlds())
+    batch, plain, td = data.draw(cases())
     rows = rows_of(batch)
     for _ in range(data.draw(st.integers(1, 3))):
         op = data.draw(shape_ops(tuple(rows.shape)))
@@ -312,7 +312,7 @@ def test_chain_of_shape_operations(data):
 @examples
 @given(st.data())
 def test_parts(data):
-    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    batch, plain, td = data.draw(cases(FULL_BATCHES))
     rows, ndim = rows_of(batch), len(batch)
     dim = data.draw(st.integers(-ndim, ndim - 1))
     size = batch[dim]
@@ -337,7 +337,7 @@ def test_parts(data):
 @examples
 @given(st.data())
 def test_stack_and_cat(data):
-    batch, plain, td = data.draw(worlds())
+    batch, plain, td = data.draw(cases())
     rows, ndim = rows_of(batch), len(batch)
     count = data.draw(st.integers(1, 3))
     dim = data.draw(st.integers(-ndim - 1, ndim))
@@ -415,7 +415,7 @@ def short(key):
 
 
 def check_keys(td, plain):
-    """The same tree: keys of every kind, and the very same tensors."""
+    """The same tree: keys of every kind, and the same tensor objects."""
     want, nodes = plain_leaves(plain), plain_nodes(plain)
     assert set(td.keys()) == set(plain)
     assert set(td.keys(True, True)) == {short(key) for key in want}
@@ -447,7 +447,7 @@ def plain_rename(plain, key, new):
     plain_set(plain, new, plain_del(plain, key))
 
 
-# calls of (td, key, value, new key, tree), and what they do to the dict
+# calls of (td, key, value, new key, tree), and their effect on the dict
 FREE = {
     "set": (lambda td, k, v, n, t: td.set(k, v), lambda p, k, v, n, t: plain_set(p, k, v)),
     "update": (lambda td, k, v, n, t: td.update(t), lambda p, k, v, n, t: plain_merge(p, t)),
@@ -492,8 +492,8 @@ def test_programs_of_key_operations(plain, data):
 @given(tree(), st.data())
 def test_select_and_exclude(plain, data):
     td = TensorDict(plain, [2])
-    there = sorted(plain_leaves(plain)) + sorted(plain_nodes(plain))
-    keys = data.draw(st.lists(st.sampled_from(there), unique=True)) if there else []
+    keys_of_all = sorted(plain_leaves(plain)) + sorted(plain_nodes(plain))
+    keys = data.draw(st.lists(st.sampled_from(keys_of_all), unique=True)) if keys_of_all else []
     keys = [
         key for key in keys if not any(key != other and key == other[: len(key)] for other in keys)
     ]
@@ -503,7 +503,7 @@ def test_select_and_exclude(plain, data):
     check_keys(td.select(*keys, "zz", strict=False).select(*keys), plain_select(plain, keys))
     check_keys(td, plain)
     for missing in more:
-        if missing not in there:
+        if missing not in keys_of_all:
             with pytest.raises(KeyError):
                 td.select(missing)
     assert td.exclude(*keys, inplace=True) is td
@@ -578,11 +578,11 @@ def test_lazy_parts_and_keys_as_dense(data):
     same(lazy, dense)
 
 
-# --- guard of the guard ------------------------------------------------------------------------
+# --- the tests can fail ------------------------------------------------------------------------
 
 
 def wrong_index(data):
-    batch, plain, td = data.draw(worlds(FULL_BATCHES))
+    batch, plain, td = data.draw(cases(FULL_BATCHES))
     rows = rows_of(batch)[data.draw(indices(batch))]
     check(td[data.draw(indices(batch))], plain, batch, rows)
 

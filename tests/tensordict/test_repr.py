@@ -27,7 +27,7 @@ def leaf(*shape, dtype="float32", device="cpu", shared=False, cls="Tensor"):
 
 
 def node(fields, batch=(), device=None, shared=False, cls="TensorDict", tail=""):
-    """The text of a container, from the texts of its entries in the order in which they must appear."""
+    """The text of a container, from the texts of its entries in their order."""
     body = indent(",\n".join(f"{key}: {text}" for key, text in fields.items()), " " * 8)
     lazy = "    exclusive_fields={\n    },\n" if cls == "LazyStackedTensorDict" else ""
     opening = f"{cls}(\n    fields={{\n" + (f"{body}}},\n" if fields else "    },\n") + lazy
@@ -71,7 +71,7 @@ def parameter(*shape):
 
 LONG = {"n": TensorDict({"y": ones(B, T)}, [B, T])}
 LAZY = {"l": lazy_stack([TensorDict(a=ones(T))] * B)}
-# what makes the container, and its text
+# a constructor of the container, and its text
 CASES = {
     "sorted": (lambda: TensorDict(z=1, a=2), node({k: leaf(dtype="int64") for k in "az"})),
     "dtypes": (lambda: TensorDict(x=ones(2).bool(), y=ones(2).half()), DTYPES),
@@ -117,8 +117,8 @@ def test_texts():
     each(CASES, check)
 
 
-def test_a_text_in_full():
-    """Of members of unlike shape and keys, and of nested containers."""
+def test_a_complete_text():
+    """With members of different shapes and keys, and nested containers."""
     td = TensorDict(
         {"n": lazy_stack([TensorDict(a=ones(3), b=1), TensorDict(a=ones(4), c=1)])}, [2]
     )
@@ -165,8 +165,8 @@ COMPACT = {
     "more batch dims": (TensorDict({"n": TensorDict({"a": ones(B, T, 1)}, [B, T])}, [B]), "[2], fields={n: [3]{a: f32[1]}}"),
     "a lazy stack": (members((B, 1), (B, 1), n={"c": ones(B)}), "[2,2], stack_dim=0, fields={\n    a: f32[1],\n    n: {c: f32[]}}"),
     "a lazy entry": (TensorDict({"n": members((B, 1), (B, 1))}, [2]), "[2], fields={n: LazyStackedTensorDict[2]{a: f32[1]}}"),
-    "unlike members": (members((B, 1), (B, 3)), "[2,2], stack_dim=0, fields={a: f32[-1]}"),
-    "unlike keys": (
+    "different shapes": (members((B, 1), (B, 3)), "[2,2], stack_dim=0, fields={a: f32[-1]}"),
+    "different keys": (
         lazy_stack([TensorDict(a=1, b=1.0), TensorDict(a=1.0)]),
         "[2], stack_dim=0, fields={\n    a: f32[]}, exclusive_fields={0: {b: f32[]}}",
     ),

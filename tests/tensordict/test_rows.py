@@ -1,4 +1,4 @@
-"""Names beside the container's methods: groups, padding undone, JSON, what is printed."""
+"""Functions beside the container's methods: groups, unpadding, JSON, printing."""
 
 import json
 import pickle
@@ -35,14 +35,14 @@ def test_kinds_of_dtypes():
 
 
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=8), st.booleans())
-def test_groups_are_what_masks_select(keys, words):
+def test_groups_equal_selections_by_masks(keys, words):
     n = len(keys)
     td = TensorDict(x=torch.arange(n), n=dict(y=torch.arange(2 * n).view(n, 2)), batch_size=[n])
     td["key"] = raffia.NonTensorStack(*[f"w{key}" for key in keys]) if words else torch.tensor(keys)
     values, groups = group_by(td, "key")
-    told = values if words else values.tolist()
-    assert told == sorted(set([f"w{key}" for key in keys] if words else keys))
-    for value, group in zip(told, groups, strict=True):
+    names = values if words else values.tolist()
+    assert names == sorted(set([f"w{key}" for key in keys] if words else keys))
+    for value, group in zip(names, groups, strict=True):
         rows = [i for i, key in enumerate(keys) if (f"w{key}" if words else key) == value]
         assert group["x"].tolist() == rows and group.batch_size == (len(rows),)
         assert group["n", "y"].tolist() == td["n", "y"][rows].tolist()
@@ -77,7 +77,7 @@ def test_unpad_dimensions_of_the_entries_alone():
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_json_records_come_back(tmp_path, lines):
+def test_json_round_trip(tmp_path, lines):
     td = TensorDict(a=torch.arange(2), n=dict(b=torch.tensor([[0.5], [1.0]])), batch_size=[2])
     td["word"] = raffia.NonTensorStack("x", "y")
     td.to_json(tmp_path / "rows", separator=".", lines=lines)
@@ -135,7 +135,7 @@ def test_meta_data_is_one_object_for_the_batch(tmp_path):
         assert type(back) is type(entry) and back.data == "a" and back.batch_size == (2,)
 
 
-def test_what_has_no_memory_or_no_shape_yet_is_printed():
+def test_meta_and_lazy_tensors_are_printed():
     lazy = TensorDict.from_module(torch.nn.LazyLinear(2))
     embedding = torch.nn.Embedding(3, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
@@ -148,7 +148,7 @@ def test_what_has_no_memory_or_no_shape_yet_is_printed():
         assert "storage_size=0" in repr(sparse)
 
 
-def test_what_is_printed():
+def test_printed_text():
     nested = TensorDict(b=torch.ones(2, dtype=torch.int64), s="w", batch_size=[2])
     td = TensorDict(z=torch.zeros(2, 3), n=nested, batch_size=[2])
     plain = repr(td)
@@ -213,7 +213,7 @@ HOLE = torch.tensor([[True, True, False], [True, False, True]])
 PADDED = TensorDict(a=torch.zeros(2, 3), batch_size=[2])
 SAMPLES = [TensorDict(a=torch.ones(n), b=torch.arange(2)) for n in (1, 3)]
 LONG = [TensorDict(a=torch.ones(2), batch_size=[2])] * 2
-KEYED = repeated().update({"odd": raffia.NonTensorStack("a", 1, None, 2), "e": {}})
+KEYED = repeated().update({"mixed": raffia.NonTensorStack("a", 1, None, 2), "e": {}})
 SHORT = "dim must be one of the 1 batch dimensions"
 A = {"a": 0.0}
 R, V, K = RuntimeError, ValueError, KeyError
@@ -224,7 +224,7 @@ MISTAKES = [
     (lambda: group_by(KEYED[0], "b"), V, "first batch dimension"),
     (lambda: group_by(KEYED, "y"), K, "nearest|not found"),
     (lambda: group_by(KEYED, "e"), TypeError, "is a container"),
-    (lambda: group_by(KEYED, "odd"), TypeError, "hashed and sorted"),
+    (lambda: group_by(KEYED, "mixed"), TypeError, "hashed and sorted"),
     (lambda: unpad_sequence(PADDED), V, "no entry 'masks'"),
     (lambda: unpad_sequence(PADDED, HOLE[:, :2]), V, r"\(2, 2\).*needs \(2, 3\)"),
     (lambda: unpad_sequence(PADDED, HOLE), V, "gap in sample 1"),
@@ -255,7 +255,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes():
+def test_errors():
     each(MISTAKES, raises)
 
 

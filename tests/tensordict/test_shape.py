@@ -1,4 +1,4 @@
-"""Shape operations: each acts on the batch dims as on a tensor of shape `batch_size`."""
+"""Shape operations: each acts on the batch dims like on a tensor of shape `batch_size`."""
 
 import pytest
 import torch
@@ -60,8 +60,8 @@ def storage(value):
     return value.untyped_storage().data_ptr()
 
 
-def torch_takes(op):
-    """Whether torch has a function that takes these arguments as the method does."""
+def torch_accepts(op):
+    """Whether torch has a function that accepts the arguments of the method."""
     name, args = op
     one_tuple = len(args) == 1 and isinstance(args[0], (tuple, list))
     return name in TORCH.split() and (name not in ("reshape", "permute", "flip") or one_tuple)
@@ -69,7 +69,7 @@ def torch_takes(op):
 
 @every_kind
 @pytest.mark.parametrize("table", TABLES)
-def test_as_a_tensor_of_the_batch_shape(table, kind):
+def test_equals_a_tensor_of_the_batch_shape(table, kind):
     views, copies = table == "views", table == "copies"
 
     def check(op):
@@ -78,12 +78,12 @@ def test_as_a_tensor_of_the_batch_shape(table, kind):
         check_rows(out, rows)
         check_rows(td, ROWS)
         assert out.names == [None] * out.ndim
-        if torch_takes(op):
+        if torch_accepts(op):
             check_rows(apply_op(td, op, torch), rows)
         if views and not is_lazy(td) and not is_rows(td):
             assert all(storage(x) == storage(leaves(td)[key]) for key, x in leaves(out).items())
-        held_again = op[0] == "repeat_interleave" and is_lazy(td)  # its members, as test_lazy says
-        if copies and not held_again:
+        shares = op[0] == "repeat_interleave" and is_lazy(td)  # its members, as test_lazy says
+        if copies and not shares:
             out.zero_()
             check_rows(td, ROWS)
         if type(out) is TensorDict and out is not td and not out.is_locked:
@@ -164,7 +164,7 @@ def test_to_and_from_no_batch_dims():
     assert TensorDict(a=torch.ones(2)).permute()["a"].shape == (2,)
 
 
-# operations that are refused as those of a tensor are, by the error
+# operations that are refused like those of a tensor, by the error
 LIKE_TORCH = {
     IndexError: ops(unflatten=[(2, (3, 2))], squeeze=[2, -3], movedim=[(0, 2)], narrow=[(2, 0, 1)])
     + ops(flip=[2], roll=[(1, 2)], split=[(2, 2), (2, -3)], chunk=[(2, 5)], unbind=[2, -3])
@@ -181,7 +181,7 @@ LIKE_TORCH = {
 
 @pytest.mark.parametrize("error", LIKE_TORCH)
 def test_refused(error):
-    """Though every leaf has a third dim: that is none of the batch's."""
+    """Although every leaf has a third dim, which is not a batch dim."""
     table = [(lambda td, op=op: apply_op(td, op), ANY, "") for op in LIKE_TORCH[error]]
     if error is IndexError:
         table = [(function, (error, ValueError, RuntimeError), "") for function, *_ in table]
@@ -201,7 +201,7 @@ ANY = (IndexError, ValueError, RuntimeError)
 
 
 def pair():
-    """Two containers and one that holds the rows of both."""
+    """Two containers and one with the rows of both."""
     one, two = make(), make(shift=1000)
     both = TensorDict(batch_size=[8, 3])
     for key, value in leaves(one).items():
@@ -218,7 +218,7 @@ JOINS = {
 
 @pytest.mark.parametrize("name", JOINS)
 @every_kind
-def test_joined_as_by_torch(kind, name):
+def test_joining_equals_torch(kind, name):
     one, two, both = pair()
     parts, rows = [kind(one), kind(two)], [ROWS, ROWS + 12]
     plain = getattr(torch, name)
@@ -230,8 +230,8 @@ def test_joined_as_by_torch(kind, name):
     check_rows(plain(parts[:1]), plain(rows[:1]), both)
     plain([make(), make()]).zero_()
     out = plain([make(), make()])
-    held = out["b"]
-    assert plain(parts, out=out) is out and out["b"] is held
+    leaf = out["b"]
+    assert plain(parts, out=out) is out and out["b"] is leaf
     check_rows(out, plain(rows), both)
 
 
@@ -261,7 +261,7 @@ def changed(key, value):
 
 K, R = (KeyError, RuntimeError), RuntimeError
 WIDE = changed("a", torch.ones(4, 3, 4))
-# function, what it is given, error, words
+# function, its argument, error, words
 NOT_JOINED = [
     (torch.stack, [make(), make().exclude("b")], K, "keys"),
     (torch.stack, [make().exclude("b"), make()], K, "keys"),
@@ -289,13 +289,13 @@ NOT_JOINED = [
 ]
 
 
-def test_what_is_not_joined():
+def test_invalid_joins_are_refused():
     each([(lambda f=f, x=x: f(x), *row) for f, x, *row in NOT_JOINED], raises)
     with pytest.raises(RuntimeError, match="squeeze"), make((1, 3)).squeeze() as td:
         td["new"] = torch.zeros(3)
 
 
-# ------------------------------------------------------------------------- containers like it
+# ---------------------------------------------------------------- new containers like another
 
 LIKE = {  # arguments, and what holds of every leaf
     torch.zeros_like: ((), lambda x: (x == 0).all()),
@@ -340,7 +340,7 @@ BLOCKS += ops(transpose=[(0, 1)], swapaxes=[(0, 1)], movedim=[(0, 1)], flatten=[
 BLOCKS += ops(unflatten=[(0, (2, 2))])
 
 
-def test_entries_written_in_a_block_come_back():
+def test_entries_written_in_a_block_are_written_back():
     def check(op):
         td = make()
         nested = td["n"]
@@ -461,7 +461,7 @@ IN_PLACE += ops(repeat_interleave=[(2, 1)], roll=[(1, 0)])
 
 
 def test_in_place():
-    """The same rows, in the container and the nested ones that are there."""
+    """The same rows, in the same container and nested containers."""
 
     def check(op):
         name, args = op
@@ -486,7 +486,7 @@ def test_in_place():
 
 
 def test_the_oracle_can_fail():
-    """Handed another operation's result, check_rows must object."""
+    """check_rows must fail for the result of another operation."""
     for wrong in ops(view=[(3, 4)], transpose=[(0, 1)], roll=[(1, 0)], flip=[1]):
         with pytest.raises(AssertionError):
             check_rows(make(), apply_op(ROWS, wrong))

@@ -1,4 +1,4 @@
-"""Non-tensor values of memory-mapped containers: written under a lock, and shared if asked."""
+"""Non-tensor values of memory-mapped containers: written under a lock, and shared on request."""
 
 import copy
 import json
@@ -24,10 +24,10 @@ def sample():
     return TensorDict(text="a", rows=["x", "y"], n=inner, a=torch.zeros(2), batch_size=[2])
 
 
-def mapped(folder, how="memmap", **options):
+def mapped(folder, method="memmap", **options):
     td = sample()
     td.set("meta", MetaData({"lr": 1}))
-    return getattr(td, how)(folder, share_non_tensor=True, **options)
+    return getattr(td, method)(folder, share_non_tensor=True, **options)
 
 
 def values(td):
@@ -49,9 +49,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("folder", [True, False])
-@pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like", "save"])
-def test_changes_are_seen_by_all_that_share(tmp_path, folder, how):
-    td = mapped(tmp_path / "td" if folder or how == "save" else None, how)
+@pytest.mark.parametrize("method", ["memmap", "memmap_", "memmap_like", "save"])
+def test_changes_are_visible_to_all_that_share(tmp_path, folder, method):
+    td = mapped(tmp_path / "td" if folder or method == "save" else None, method)
     others = {"pickled": pickle.loads(pickle.dumps(td))}
     if folder:
         others["loaded"] = TensorDict.load_memmap(tmp_path / "td")
@@ -77,7 +77,7 @@ def test_a_forked_process_shares():
     assert values(td) == (("a", 1.5, None), ["z", "z"], "d", {"lr": 2})
 
 
-def in_turn(workers):
+def run_and_join(workers):
     [worker.start() for worker in workers], [worker.join() for worker in workers]
 
 
@@ -90,7 +90,7 @@ def test_no_change_of_two_processes_is_lost(tmp_path):
             for _ in range(num):
                 td["rows"][row] = td["rows"][row] + 1
 
-        in_turn([kind(target=count, args=(row,)) for row in range(2)])
+        run_and_join([kind(target=count, args=(row,)) for row in range(2)])
         assert td["rows"] == [num, num]
 
 
@@ -101,13 +101,13 @@ def test_no_entry_of_one_record_is_lost_without_sharing(tmp_path):
         for i in range(100):
             td.set_(name, i)
 
-    in_turn([FORK.Process(target=count, args=(name,)) for name in "ab"])
+    run_and_join([FORK.Process(target=count, args=(name,)) for name in "ab"])
     assert TensorDict.load(tmp_path).to_dict() == {"a": 99, "b": 99}
     assert td.to_dict() == {"a": 0, "b": 0}  # as it was when they got the container
 
 
 def test_changes_in_quick_succession_of_equal_length(tmp_path):
-    """The number of a file that was replaced is given to the next but one, at once."""
+    """The inode of a replaced file is reused by the next but one."""
     td, other = mapped(tmp_path), TensorDict.load_memmap(tmp_path)
     for i in range(100):
         other.set_("text", i % 10)
@@ -127,7 +127,7 @@ def test_a_value_that_json_cannot_hold_changes_nothing(tmp_path):
     assert TensorDict.load(tmp_path)["text"] == "b"
 
 
-def test_what_is_not_shared(tmp_path):
+def test_which_values_are_not_shared(tmp_path):
     td = mapped(tmp_path)
     to_read = TensorDict.load_memmap(tmp_path, mode="r")
     copies = [td.clone(), td[0][None].expand(2), to_read, through_torch(td)]
@@ -173,7 +173,7 @@ def test_a_row_and_its_copies(tmp_path):
         _ = object.__new__(NonTensorData).data
 
 
-def test_one_value_is_not_made_a_value_for_each_row(tmp_path):
+def test_one_value_stays_one_for_all_rows(tmp_path):
     td = mapped(tmp_path)
     with pytest.raises(RuntimeError, match="maybe_to_stack"):
         td[0] = td[0].clone().update({"text": "b"})
@@ -207,13 +207,13 @@ def test_files_are_closed_and_removed(tmp_path):
     assert num_open() - before <= 8 and folder.is_dir()
     del td
     assert num_open() == before and not folder.exists()
-    kept = TemporaryFolder()
+    path = TemporaryFolder()
     child = FORK.Process(target=lambda: None)
     child.start(), child.join()
-    assert Path(kept).is_dir()
+    assert Path(path).is_dir()
 
 
-def test_one_file_has_nothing_to_share(tmp_path):
+def test_a_single_file_shares_no_values(tmp_path):
     with pytest.raises(ValueError, match="share_non_tensor"):
         sample().save(tmp_path / "td.safetensors", share_non_tensor=True)
 

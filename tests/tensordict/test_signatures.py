@@ -1,4 +1,4 @@
-"""What `inspect.signature`, `help` and editors show of the functions that hand options on."""
+"""`inspect.signature` and `help` of the functions that pass options on."""
 
 import inspect
 import pickle

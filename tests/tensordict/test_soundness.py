@@ -1,4 +1,4 @@
-"""Random operations on random containers: each leaves every container in it sound.
+"""Random operations on random containers: each keeps every container in it sound.
 
 What an operation gives may be right where it is looked at and wrong below: `sound` looks at all of
 it. An operation that is refused must leave the container sound too.
@@ -191,7 +191,7 @@ def opened(td):
 
 def stored(td):
     outer = TensorDict(batch_size=td.batch_size[:1])
-    outer["held"] = td
+    outer["outer"] = td
     sound(outer.lock_())
     return outer
 
@@ -242,7 +242,7 @@ OPS = {
     "replace": lambda td: td.replace(a=torch.zeros(td.batch_size)),
     "set": lambda td: td.set("added", torch.ones(td.batch_size)),
     "set nested": lambda td: td.set(("nested", "added"), torch.ones(td.batch_size)),
-    "set container": lambda td: td.set("held", TensorDict(a=torch.ones(td.batch_size))),
+    "set container": lambda td: td.set("new", TensorDict(a=torch.ones(td.batch_size))),
     "set_": lambda td: td.set_("a", torch.ones(td.batch_size)),
     "del": done(lambda td: td.__delitem__(first_key(td))),
     "pop": lambda td: (td, td.pop(first_key(td))),
@@ -287,7 +287,7 @@ OPS = {
 
 
 def follow(td, steps):
-    """Do the steps one after the other, each on the result of the last; all stays sound."""
+    """Runs the steps, each on the result of the last; everything stays sound."""
     sound(td)
     for step in steps:
         try:
@@ -306,7 +306,7 @@ def test_operations_leave_containers_sound(td, steps):
 
 
 def test_no_operation_is_always_refused():
-    """A name or an argument that is wrong would be refused too, and hold nothing."""
+    """A wrong name or argument would be refused too, and test nothing."""
     whole = TensorDict({name: PARTS[name]((2, 3)) for name in PARTS}, [2, 3])
     few = TensorDict(a=tensor(2, 3), batch_size=[2, 3])
     tensors = few.clone().update({"wide": tensor(2, 3, 4)})
@@ -328,7 +328,7 @@ def test_no_operation_is_always_refused():
 # -------------------------------------------------------------- the check itself
 
 
-def held():
+def sample():
     inner = TensorDict(b=tensor(2, 3), word="w", batch_size=[2])
     return TensorDict(a=tensor(2), inner=inner, text="x", batch_size=[2])
 
@@ -337,7 +337,7 @@ BROKEN = {
     "has the shape": lambda td: td["inner"]._d.update(b=tensor(3)),
     "the batch size is a tuple": lambda td: setattr(td, "_batch_size", (2,)),
     "its names are": lambda td: setattr(td.refine_names("t")["inner"], "_names", ["u"]),
-    "a name stands twice": lambda td: setattr(td, "_names", ["t", "t"]),
+    "a name occurs twice": lambda td: setattr(td, "_names", ["t", "t"]),
     "a container in it is not": lambda td: setattr(td.lock_()["inner"], "_locked", False),
     "a container in it says True": lambda td: setattr(td.lock_(), "_locked", False),
     "remembers a listing": lambda td: (
@@ -351,16 +351,16 @@ BROKEN_BLOCK = {
     "does not lie in its buffer": lambda td: td._d.update(a=tensor(2)),
 }
 BROKEN_STACK = {
-    "it has 3 members": lambda td: td.tensordicts.append(held()),
+    "it has 3 members": lambda td: td.tensordicts.append(sample()),
     "the members have the batch sizes": lambda td: setattr(td.tensordicts[0], "batch_size", []),
 }
 
 
-def test_the_check_sees_what_is_broken(monkeypatch):
+def test_the_check_finds_broken_containers(monkeypatch):
     for make, changes in (
-        (held, BROKEN),
-        (lambda: held().consolidate(metadata=True), BROKEN_BLOCK),
-        (lambda: lazy_stack([held(), held()], 1), BROKEN_STACK),
+        (sample, BROKEN),
+        (lambda: sample().consolidate(metadata=True), BROKEN_BLOCK),
+        (lambda: lazy_stack([sample(), sample()], 1), BROKEN_STACK),
     ):
         for what, change in changes.items():
             td = make()
@@ -372,16 +372,16 @@ def test_the_check_sees_what_is_broken(monkeypatch):
     broken = lambda td: setattr(td, "_batch_size", torch.Size([2, 9])) or td  # noqa: E731
     monkeypatch.setitem(OPS, "broken", broken)
     with pytest.raises(AssertionError, match="has the shape"):
-        follow(held(), ["clone", "broken"])
+        follow(sample(), ["clone", "broken"])
 
 
-# ------------------------------------------------------------- what was found by it
+# ----------------------------------------------------- errors that were found by it
 
 
 @pytest.mark.parametrize("stack", [False, True])
 @pytest.mark.parametrize("inplace", [False, True])
 def test_changes_of_a_consolidated_container_are_pickled(stack, inplace):
-    td = held() if not stack else lazy_stack([held(), held()], 0)
+    td = sample() if not stack else lazy_stack([sample(), sample()], 0)
     td = td.consolidate(metadata=True, inplace=inplace)
     assert td.is_consolidated() and sound(td)
     assert pickle.loads(pickle.dumps(td)).is_consolidated()
@@ -395,10 +395,10 @@ def test_changes_of_a_consolidated_container_are_pickled(stack, inplace):
     del td["added"]
     assert "added" not in pickle.loads(pickle.dumps(td)).keys()
     if not stack:
-        td = held().consolidate(metadata=True)
+        td = sample().consolidate(metadata=True)
         td["a"].data = torch.full((2,), 9.0)  # put elsewhere
         assert pickle.loads(pickle.dumps(td))["a"].tolist() == [9, 9]
-        td = held().consolidate(metadata=True).memmap_()
+        td = sample().consolidate(metadata=True).memmap_()
         td["a"].fill_(4)
         assert sound(td) and not td.is_consolidated()
         assert pickle.loads(pickle.dumps(td))["a"].tolist() == [4, 4]
@@ -418,8 +418,8 @@ def test_reductions_of_longer_nested_batches(name):
         assert out["a"].shape == (2, 3, *one) and out["n", "b"].shape == (2, 3, 5, *one)
         if name == "sum":
             torch.testing.assert_close(out["n", "b"], td["n", "b"].sum(-1, keepdim))
-    kept = getattr(td, name)(keepdim=True)
-    assert sound(kept) and kept["n"].batch_size == (1, 1, 1)
+    reduced = getattr(td, name)(keepdim=True)
+    assert sound(reduced) and reduced["n"].batch_size == (1, 1, 1)
 
 
 @pytest.mark.parametrize("dim", [0, (0, 1), "feature"])
@@ -467,18 +467,18 @@ def valued(text, words, number):
 
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("locked", [False, True])
-@pytest.mark.parametrize("saved, there", [(["u", "v"], ["U", "V"]), (["u", "v"], "z"), ("w", "z")])
-def test_values_are_saved_and_loaded(flatten, locked, saved, there, tmp_path):
+@pytest.mark.parametrize("saved, now", [(["u", "v"], ["U", "V"]), (["u", "v"], "z"), ("w", "z")])
+def test_values_are_saved_and_loaded(flatten, locked, saved, now, tmp_path):
     torch.save(valued("x", saved, 1.0).state_dict(flatten=flatten), tmp_path / "state")
-    td = valued("y", there, 0.0)
-    td = td.lock_() if locked and there != "z" else td
+    td = valued("y", now, 0.0)
+    td = td.lock_() if locked and now != "z" else td
     td.load_state_dict(torch.load(tmp_path / "state"))
     assert td["s"] == "x" and td["n", "t"] == saved
     assert td["n", "b"].tolist() == [1, 1] and sound(td)
-    assert td.is_locked is (locked and there != "z")
+    assert td.is_locked is (locked and now != "z")
 
 
-def test_what_else_is_loaded():
+def test_other_values_are_loaded():
     state = valued("x", ["u", "v"], 1.0).state_dict()
     td = TensorDict().load_state_dict(state, strict=False)
     assert td["s"] == "x" and td["n", "t"] == ["u", "v"] and sound(td)
@@ -504,7 +504,7 @@ def test_what_else_is_loaded():
 # ------------------------------------------------------------------------------ pytrees
 
 
-def test_locks_of_what_a_pytree_gives():
+def test_locks_of_unflattened_containers():
     td = TensorDict(a=tensor(2, 3), n=TensorDict(b=tensor(2, 3), batch_size=[2]), batch_size=[2])
     td.lock_()
     doubled_td = pytree.tree_map(doubled, td)
@@ -552,7 +552,7 @@ def test_values_of_rows_in_vmap(dims, sizes):
     assert out["n", "words"] == want["n", "words"] and torch.equal(out["n", "b"], want["n", "b"])
 
 
-def test_vmap_of_unlike_members_is_refused():
+def test_vmap_of_different_members_is_refused():
     read = torch.vmap(lambda td: td["b"] + 1)
     keys = lazy_stack([TensorDict(b=torch.ones(1)), TensorDict(b=torch.ones(1), c=torch.ones(1))])
     with pytest.raises(RuntimeError, match="can't map over a lazy stack .* td.unbind"):
@@ -577,7 +577,7 @@ def cube():
 
 @pytest.mark.parametrize("dims", list(itertools.product(range(3), range(3), range(2), range(2))))
 def test_values_of_rows_in_vmap_of_vmap(dims):
-    """Of equal sizes, so that only the dimensions that are asked for tell rows from columns."""
+    """Sizes are equal, so that only in_dims and out_dims distinguish rows from columns."""
     in_dim, out_dim, inner_in, inner_out = dims
 
     def row(td):
@@ -592,7 +592,7 @@ def test_values_of_rows_in_vmap_of_vmap(dims):
     assert torch.equal(moved["a"], want["a"]) and added.batch_size == (2, 2, 2, 2)
 
 
-def test_a_dimension_that_cant_be_told():
+def test_an_ambiguous_dimension_is_refused():
     td = TensorDict(a=tensor(2), words=NonTensorStack("a", "b"), batch_size=[2])
     with pytest.raises(RuntimeError, match=r"\(2,\) became one of \(2, 2\).*td.exclude"):
         torch.utils._pytree.tree_map(lambda x: torch.stack([x, x], 1), td)
@@ -603,7 +603,7 @@ def test_a_dimension_that_cant_be_told():
 
 @pytest.mark.parametrize("dims", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_values_of_rows_in_a_compiled_vmap(dims):
-    """While torch compiles, nobody can ask where a dimension goes: right, or refused."""
+    """While torch compiles, dimensions cannot be queried: the result is right, or refused."""
     td = TensorDict(a=tensor(2, 2), words=NonTensorStack.from_list(texts([[0, 1], [2, 3]])))
     td.batch_size = [2, 2]
     rows = torch.compile(lambda td: torch.vmap(lambda row: row.clone(), *dims)(td), backend="eager")

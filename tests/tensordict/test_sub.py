@@ -1,4 +1,4 @@
-"""Views of rows of a container: what is read is `parent[index]`, and what is written is there."""
+"""Views of rows of a container: reads give `parent[index]`, and writes reach the parent."""
 
 import copy
 import pickle
@@ -47,11 +47,11 @@ def plain(td):
 
 
 def view_of(td):
-    """The view itself, of a tensorclass what it wraps."""
+    """The view itself, without the tensorclass around it."""
     return getattr(td, "_td", td)
 
 
-# ------------------------------------------------------------------------------ what is read
+# ----------------------------------------------------------------------------------- reading
 
 
 @every_parent
@@ -72,7 +72,7 @@ def test_reads_rows_of_the_parent(parent):
     each(INDICES, check)
 
 
-def test_a_row_that_is_no_row_is_refused():
+def test_invalid_rows_are_refused():
     for index in (4, -5, torch.tensor([4]), (0, 3), (0, 0, 0), torch.ones(3, dtype=torch.bool)):
         with pytest.raises(IndexError):
             rows_of(make(), index)
@@ -92,21 +92,21 @@ def test_lazy_stacks_of_rows_that_differ():
     assert [member["a"].sum().item() for member in td.tensordicts] == [1, 0, 0]
 
 
-# --------------------------------------------------------------------------- what is written
+# ----------------------------------------------------------------------------------- writing
 
 
 def pairs(table, step):
-    """Each row of a table with every so many of the indices, beginning elsewhere each time."""
+    """Each row of a table with every `step`-th index, from another start each time."""
     return [(name, key) for i, name in enumerate(table) for key in list(INDICES)[i % step :: step]]
 
 
 def written(make_parent, index, write):
-    """The parent and what it must be, after a write into these rows and into a copy of them."""
+    """The parent and the expected one, after a write into these rows and into a copy of them."""
     td = make_parent()
     want, rows = plain(td), plain(td[index])
     view = rows_of(td, index)
-    got, there = write(view), write(rows)
-    assert (got is view) is (there is rows)
+    got, expected = write(view), write(rows)
+    assert (got is view) is (expected is rows)
     want[index] = rows
     return td, want
 
@@ -132,13 +132,13 @@ def test_new_entries_are_zero_in_other_rows(parent):
 
 
 @pytest.mark.parametrize("parent", ["dense", "along 0", "along 1", "rows"])
-def test_keys_are_those_of_the_parent(parent):
+def test_keys_are_removed_from_the_parent(parent):
     def check(row):
         name, key = row
         td, want = PARENTS[parent](), plain(PARENTS[parent]())
         view = rows_of(td, INDICES[key])
-        got, there = REMOVALS[name](view), REMOVALS[name](want)
-        assert (got is view) is (there is want) and (got is view or got == there)
+        got, expected = REMOVALS[name](view), REMOVALS[name](want)
+        assert (got is view) is (expected is want) and (got is view or got == expected)
         check_same(td, want)
 
     each([(name, key) for name in REMOVALS for key in ("int", "slice", "mask")], check)
@@ -163,7 +163,7 @@ def test_writes_all_or_nothing():
     each(calls, check)
 
 
-# ------------------------------------------------------------------------- what it isn't for
+# ----------------------------------------------------------------------------- invalid calls
 
 
 # calls on rows that are refused, some while the parent is locked, and the words of the error
@@ -230,7 +230,7 @@ def test_new_containers_get_the_names_of_the_parent():
         assert td[key, "x"].equal(want) and td[key].names == ["time"]
 
 
-# -------------------------------------------------------------------- what is made from it
+# --------------------------------------------------------------------------------- results
 
 
 def test_results_are_no_views():
@@ -332,7 +332,7 @@ def test_values_that_are_no_tensors():
     rows["s"] = "ho"
     assert td.get("s").tolist() == ["ho", "hi", "ho"]
     rows.set("new", "text")
-    assert td.get("new").tolist() == ["text"] * 3  # there is no zero of a text
+    assert td.get("new").tolist() == ["text"] * 3  # a text has no zero
     rows.set_non_tensor("w", "all")
     assert td["w"] == ["all", "q", "all"] and rows.get_non_tensor("w") == ["all"] * 2
 
@@ -387,7 +387,7 @@ def test_arithmetic_with_rows_of_a_lazy_stack():
     assert (rows.add_(own) == own + own).all() and (stack[2] == (own + own)[0]).all()
 
 
-def test_what_is_refused_is_named():
+def test_errors_name_the_problem():
     td = TensorDict(a=torch.ones(3), n=TensorDict(), batch_size=[3])
     rows = rows_of(td, torch.tensor([2, 0]))
     a_tensor = "entry 'a' is a tensor; its rows can't be set to a"

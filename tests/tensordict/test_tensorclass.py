@@ -101,15 +101,15 @@ class Base(TensorClass):
     x: torch.Tensor
     const = 5
 
-    def who(self):
+    def label(self):
         return "base"
 
 
 class Child(Base):
     y: torch.Tensor = None
 
-    def who(self):
-        return "child of " + super().who()
+    def label(self):
+        return "child of " + super().label()
 
 
 @tensorclass
@@ -129,7 +129,7 @@ def edge():
     return Edge(torch.zeros(3), "e", points(tag="h"), batch_size=[3])
 
 
-# ------------------------------------------------- what a container does, a typed one does
+# ------------------------------------------------------------------- methods of containers
 
 MASK = torch.tensor([True, False, True])
 DOES = {
@@ -179,7 +179,7 @@ CHANGES = {  # of the fields of a point
 
 
 @pytest.mark.parametrize("make", [points, edge], ids=["flat", "nested"])
-def test_it_does_what_its_container_does(make):
+def test_methods_equal_those_of_the_container(make):
     def check(do):
         one, plain = make(), make().to_tensordict()
         got, want = do(one), do(plain)
@@ -190,7 +190,7 @@ def test_it_does_what_its_container_does(make):
     each(DOES | CHANGES if make is points else DOES, check)
 
 
-def test_copies_share_what_copies_share():
+def test_copies_share_memory_like_those_of_containers():
     p = points()
     assert p.clone().x is not p.x and p[:2].x.data_ptr() == p.x.data_ptr()
     for q in (p.clone(False), p.copy(), copy.copy(p)):
@@ -296,8 +296,8 @@ def test_methods_and_kinds():
         assert [f.name for f in dataclasses.fields(cls)] == names.split()
     assert Point.__name__ == "Point" and Point.__module__ == __name__
     c = Child(x=torch.zeros(2), y=torch.ones(2), batch_size=[2])
-    assert c.who() == c[0].who() == "child of base" and isinstance(c, Base) and c.const == 5
-    assert type(c[0]) is Child and Base(x=torch.zeros(2)).who() == "base"
+    assert c.label() == c[0].label() == "child of base" and isinstance(c, Base) and c.const == 5
+    assert type(c[0]) is Child and Base(x=torch.zeros(2)).label() == "base"
 
     @tensorclass
     class Quiet:
@@ -387,7 +387,7 @@ def test_locks():
     assert p.is_locked
 
 
-# -------------------------------------------------------------------------- mistakes
+# ---------------------------------------------------------------------------- errors
 
 MISTAKES = [
     (lambda: Point(x=torch.zeros(3, 2), batch_size=[2]), RuntimeError, "dimension mismatch.*'x'"),
@@ -438,7 +438,7 @@ def setting():
     return Setting(obs=torch.zeros(2, 4), batch_size=[2])
 
 
-def test_mistakes():
+def test_errors():
     each([(call, error, f"(?s){words}") for call, error, words in MISTAKES], raises)
 
 
@@ -453,9 +453,9 @@ def test_autocast():
     ]
     c.i = "7"
     assert c.i == 7
-    for given, want in ((2.7, 2), (True, 1), ({"b": 1}, {"b": 1})):  # a dict is no number
-        made = Cast(x=torch.zeros(2), i=given).i
-        assert made == want and type(made) is type(want)
+    for argument, want in ((2.7, 2), (True, 1), ({"b": 1}, {"b": 1})):  # a dict is no number
+        field = Cast(x=torch.zeros(2), i=argument).i
+        assert field == want and type(field) is type(want)
     assert Cast(x=torch.zeros(2), other=[1, 2]).other == [1, 2]
     c = Cast(x=torch.zeros(2), i=5, batch_size=[2])
     assert c[0].i == 5 and torch.stack([c, c])[1].i == 5
@@ -485,13 +485,13 @@ def test_options():
     assert s.items == s.clone().items == "b"
 
     @tensorclass(shadow=True)
-    class Odd:
+    class ShadowingNames:
         batch_size: torch.Tensor
         items: str = "k"
 
-    odd = Odd(batch_size=torch.ones(2))
-    assert odd.batch_size.tolist() == odd.clone().batch_size.tolist() == [1, 1]
-    assert odd.shape == () and odd.items == "k"
+    shadowing = ShadowingNames(batch_size=torch.ones(2))
+    assert shadowing.batch_size.tolist() == shadowing.clone().batch_size.tolist() == [1, 1]
+    assert shadowing.shape == () and shadowing.items == "k"
 
     class A(TensorClass, autocast=True):
         i: int = 1
@@ -530,7 +530,7 @@ def test_options():
             y: torch.Tensor
 
 
-def test_a_class_says_what_casts_leave_alone():
+def test_cast_filter_selects_the_fields_to_cast():
     class Mesh(TensorClass, cast_filter=lambda key, value: value.is_floating_point()):
         points: torch.Tensor
         cells: torch.Tensor
@@ -545,7 +545,7 @@ def test_a_class_says_what_casts_leave_alone():
     assert td.half(cast_filter=lambda key, value: key == ("a",))["n", "b"].dtype == torch.float32
 
 
-def test_a_number_stays_one_beside_batch_dimensions():
+def test_a_number_is_stored_unchanged_with_batch_dimensions():
     s = setting()
     assert (s.count, s.rate, s.flag) == (3, 0.5, False)
     assert s[0].count == 3 and s.clone().view(2, 1).rate == 0.5
@@ -592,7 +592,7 @@ REBUILDS = [
 
 
 @pytest.mark.parametrize("operation", REBUILDS)
-def test_post_init_is_called_for_results_unless_the_class_says_otherwise(operation):
+def test_post_init_is_called_for_results_unless_switched_off(operation):
     a, b = Counted(x=torch.ones(3), batch_size=[3]), CountedOnce(x=torch.ones(3), batch_size=[3])
     INITIALISED.clear()
     operation(b)
@@ -604,11 +604,11 @@ def test_post_init_is_called_for_results_unless_the_class_says_otherwise(operati
     assert len(INITIALISED) == 1
 
 
-def test_what_post_init_sets():
+def test_fields_set_in_post_init():
     ones = torch.ones(2)
     for d, y in (
         (Derived(x=ones, batch_size=[2]), 2.0),
-        (Derived(x=ones, y=torch.zeros(2), batch_size=[2]), 0.0),  # kept in what is made of it
+        (Derived(x=ones, y=torch.zeros(2), batch_size=[2]), 0.0),  # kept in results
         (Derived.from_tensordict(TensorDict(x=ones, batch_size=[2])), 2.0),
     ):
         assert d.y.tolist() == [y] * 2 and d[0].y == y

@@ -38,10 +38,10 @@ def tree():
     return TensorDict(a=torch.arange(2), n=nested, s="word", batch_size=[2], names=["t"])
 
 
-# test_convert.py has the containers that come back as they were.
+# test_convert.py has the round trips of containers.
 
 
-def test_parameters_come_back_as_parameters():
+def test_parameters_are_loaded_as_parameters():
     params = TensorDictParams(TensorDict(w=torch.ones(2), n=dict(b=torch.ones(3))))
     params.eval()
     back = through_torch(params)
@@ -64,7 +64,7 @@ class Foreign:
         CALLED.append("foreign")
 
 
-def test_other_classes_stay_out():
+def test_other_classes_are_refused():
     with pytest.raises(pickle.UnpicklingError, match="Foreign"):
         through_torch(TensorDict(x=NonTensorData(Foreign())))
     with pytest.raises(pickle.UnpicklingError, match="Mine"):
@@ -112,7 +112,7 @@ def test_a_state_hides_no_method():
             through_torch(Calls(*call))
 
 
-def test_what_is_read_of_a_mapped_file_is_not_written_to_it(tmp_path):
+def test_writes_to_a_loaded_map_do_not_reach_the_file(tmp_path):
     td = TensorDict(a=torch.arange(6.0).view(2, 3), b=torch.zeros(0, 2)).memmap(tmp_path / "td")
     back = through_torch(TensorDict(td.to_dict() | {"part": td["a"][1, 1:]}))
     assert not isinstance(back["a"], MemoryMappedTensor)
@@ -128,7 +128,7 @@ def test_what_is_read_of_a_mapped_file_is_not_written_to_it(tmp_path):
     assert td["a"].sum() == 0
 
 
-def test_a_mapped_file_that_is_none_is_refused(tmp_path):
+def test_a_file_that_is_no_map_is_refused(tmp_path):
     td = TensorDict(a=torch.ones(3)).memmap(tmp_path / "td")
     file = io.BytesIO()
     torch.save(td, file)
@@ -166,7 +166,7 @@ def test_a_module_loads_a_container():
         assert (TensorDict.from_module(other) == params).all()
 
 
-def test_dynamo_and_collate_take_a_container_for_what_it_is():
+def test_dynamo_and_collate_recognise_a_container():
     from torch.utils.data import DataLoader, default_collate
 
     rows = [TensorDict(a=torch.full((3,), i)) for i in range(4)]

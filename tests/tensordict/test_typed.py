@@ -1,4 +1,4 @@
-"""`TypedTensorDict`: entries that are declared."""
+"""`TypedTensorDict`: declared entries."""
 
 from typing import ClassVar
 
@@ -38,7 +38,7 @@ def test_fields_are_attributes_and_entries():
     assert State.kinds == 2
 
 
-def test_operations_give_the_class():
+def test_operations_keep_the_class():
     for operation in (
         *(lambda s: s[0], lambda s: s.clone(), lambda s: s + 1, lambda s: s.to(torch.float64)),
         *(lambda s: torch.stack([s, s]), lambda s: s.select("obs")),

@@ -17,7 +17,7 @@ TABLE = torch.arange(12.0).view(3, 4)
 ROWS = torch.arange(30.0).view(2, 3, 5)
 
 
-def held():
+def make():
     nested = TensorDict({"u": UnbatchedTensor(torch.arange(7)), "c": ROWS + 1}, [2, 3])
     return TensorDict({"a": UnbatchedTensor(TABLE.clone()), "b": ROWS.clone(), "n": nested}, [2, 3])
 
@@ -51,8 +51,8 @@ MOVES = {
 
 
 @pytest.mark.parametrize("name", MOVES)
-def test_it_is_left_alone_by_what_moves_rows(name):
-    moved, rest = MOVES[name](held()), MOVES[name](held().select("b", ("n", "c")))
+def test_operations_on_rows_leave_it_unchanged(name):
+    moved, rest = MOVES[name](make()), MOVES[name](make().select("b", ("n", "c")))
     assert moved.batch_size == rest.batch_size and torch.equal(moved["b"], rest["b"])
     for key, value in (("a", TABLE), (("n", "u"), torch.arange(7))):
         entry = moved[key]
@@ -62,7 +62,7 @@ def test_it_is_left_alone_by_what_moves_rows(name):
 
 def test_it_is_a_leaf():
     keys = ["a", "b", ("n", "u"), ("n", "c")]
-    for td in (held(), lazy_stack([held(), held()]), held().lock_()):
+    for td in (make(), lazy_stack([make(), make()]), make().lock_()):
         assert list(td.keys(True, True)) == [key for key, _ in td.items(True, True)] == keys
         kinds = [type(value) for value in td.values(True, True)]
         assert kinds == [type(td[key]) for key in keys] == [UnbatchedTensor, Tensor] * 2
@@ -70,16 +70,16 @@ def test_it_is_a_leaf():
         assert list(td.keys(True, True, sort=True)) == ["a", "b", ("n", "c"), ("n", "u")]
 
 
-def test_rows_share_it_and_stacks_need_the_same():
-    td = held()
+def test_rows_share_it_and_stacks_need_equal_ones():
+    td = make()
     assert td[0]["a"].data_ptr() == td["a"].data_ptr() == td.view(-1)["a"].data_ptr()
     for join in (torch.stack, torch.cat):
-        for other in (held() + 1, held().set("a", UnbatchedTensor(torch.zeros(3)))):
+        for other in (make() + 1, make().set("a", UnbatchedTensor(torch.zeros(3)))):
             with pytest.raises(RuntimeError, match="need the same one"):
-                join([held(), other])
+                join([make(), other])
         with pytest.raises((RuntimeError, TypeError), match="Tensor"):
-            join([held(), held().set("a", ROWS)])
-    stack = lazy_stack([held(), held() + 1])
+            join([make(), make().set("a", ROWS)])
+    stack = lazy_stack([make(), make() + 1])
     assert torch.equal(stack[1]["a"], TABLE + 1)
     with pytest.raises(RuntimeError, match="need the same one"):
         stack["a"]
@@ -89,14 +89,14 @@ def test_rows_share_it_and_stacks_need_the_same():
 
 
 def test_batch_sizes_and_names():
-    td = held().auto_batch_size_()
+    td = make().auto_batch_size_()
     assert td.batch_size == td["n", "u"].batch_size == (2, 3, 5)
     td.batch_size = [2]
     assert td["a"].batch_size == (2,)
     with pytest.raises(RuntimeError, match="'b'"):
         td.batch_size = [3]
     assert td["a"].batch_size == (2,)
-    td = held()
+    td = make()
     td.names = ["x", "t"]
     td["z"] = UnbatchedTensor(torch.ones(2))
     assert td["n"].names == ["x", "t"] and td[0]["a"].shape == (3, 4)
@@ -105,24 +105,24 @@ def test_batch_sizes_and_names():
     assert td[0]["a"].shape == (2, 3)  # though it looks like the batch
 
 
-def test_maths_reach_it():
-    td = held()
+def test_arithmetic_applies_to_it():
+    td = make()
     for add in (lambda td: td + 1, lambda td: td + td.apply(torch.ones_like)):
         out = pytree.tree_map(lambda x: x + 1, add(td)) - 1
         assert torch.equal(out["a"], TABLE + 1) and torch.equal(out["b"], ROWS + 1)
         assert type(out["a"]) is UnbatchedTensor and out["a"].batch_size == (2, 3)
     assert td.to(torch.float64)["n", "u"].dtype is torch.float64
-    assert (td == held()).all() and (td + 1 != held()).all()
-    assert not (td == held().set("a", UnbatchedTensor(TABLE + 1))).all()
+    assert (td == make()).all() and (td + 1 != make()).all()
+    assert not (td == make().set("a", UnbatchedTensor(TABLE + 1))).all()
     td += 1
     assert torch.equal(td["a"], TABLE + 1) and not td.zero_()["a"].any()
-    assert td.add(held(), default=0.0)["a"].sum() == TABLE.sum()
-    for td in (held(), lazy_stack([held(), held()])):
+    assert td.add(make(), default=0.0)["a"].sum() == TABLE.sum()
+    for td in (make(), lazy_stack([make(), make()])):
         assert td.apply(lambda x: x + 1, inplace=True) is td
         assert torch.equal(td[0]["a"].as_subclass(Tensor), TABLE + 1)
         assert td.detach_() is td and not td.requires_grad
-    assert held().densify()["a"].equal(TABLE)
-    copied = held()["a"].copy()
+    assert make().densify()["a"].equal(TABLE)
+    copied = make()["a"].copy()
     assert type(copied) is UnbatchedTensor and torch.equal(copied, TABLE)
     weight = torch.ones(3, requires_grad=True)
     td = TensorDict(w=UnbatchedTensor(weight), x=torch.ones(2, 3), batch_size=[2])
@@ -130,35 +130,35 @@ def test_maths_reach_it():
     assert weight.grad.tolist() == [2.0, 2.0, 2.0]
     mask = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="no rows"):
-        held().masked_fill(mask, 1.0)
+        make().masked_fill(mask, 1.0)
     with pytest.raises(RuntimeError, match="different UnbatchedTensors"):
-        held().where(mask, held() + 1)
-    assert torch.equal(held().where(mask, held())["a"], TABLE)
+        make().where(mask, make() + 1)
+    assert torch.equal(make().where(mask, make())["a"], TABLE)
 
 
-def test_rows_write_the_whole():
-    td = held()
+def test_writing_rows_writes_all_of_it():
+    td = make()
     for write, want in [
-        (lambda td: td.__setitem__(0, held()[0] + 1), TABLE + 1),
-        (lambda td: td.__setitem__((slice(None), 1), held()[:, 1].exclude("a")), TABLE + 1),
+        (lambda td: td.__setitem__(0, make()[0] + 1), TABLE + 1),
+        (lambda td: td.__setitem__((slice(None), 1), make()[:, 1].exclude("a")), TABLE + 1),
         (lambda td: td.__setitem__(0, 0), TABLE + 1),
-        (lambda td: td.update_at_(held()[1] + 2, 1), TABLE + 2),
+        (lambda td: td.update_at_(make()[1] + 2, 1), TABLE + 2),
     ]:
         write(td)
         assert torch.equal(td["a"], want)
     assert not td["b"][0].any() and torch.equal(td["b"][1], ROWS[1] + 2)
     for index in (torch.tensor([1, 0]), torch.tensor([True, False]), (slice(None), 0), [1]):
-        td, other = lazy_stack([held(), held()]), lazy_stack([held() + 3, held() + 3])
+        td, other = lazy_stack([make(), make()]), lazy_stack([make() + 3, make() + 3])
         assert torch.equal(td.update_at_(other[index], index)["a"], TABLE + 3)
     with pytest.raises(RuntimeError, match="as a whole"):
-        td[0] = held()[0].set("a", UnbatchedTensor(torch.zeros(3)))
+        td[0] = make()[0].set("a", UnbatchedTensor(torch.zeros(3)))
 
 
 def test_it_is_written_and_replaced():
-    td = held().lock_()
+    td = make().lock_()
     before = td["a"].data_ptr()
     for write, want in [
-        (lambda td: td.update_(held() + 1), TABLE + 1),
+        (lambda td: td.update_(make() + 1), TABLE + 1),
         (lambda td: td.set_("a", TABLE + 2), TABLE + 2),
         (lambda td: td.fill_("a", 3.0), TABLE * 0 + 3),
     ]:
@@ -183,8 +183,8 @@ class Rows:
     value: Tensor
 
 
-def test_it_is_a_tensor_and_no_container():
-    td, x = held(), held().get("a")
+def test_it_is_a_tensor_not_a_container():
+    td, x = make(), make().get("a")
     assert (
         isinstance(x, Tensor) and not raffia.is_tensor_collection(x) and not raffia.is_non_tensor(x)
     )
@@ -206,7 +206,7 @@ def test_it_is_a_tensor_and_no_container():
     assert torch.equal(params["a"], TABLE)
 
 
-def test_copies_do_not_take_one_entry_for_another():
+def test_copies_do_not_mix_up_entries():
     tables = {str(num): UnbatchedTensor(torch.arange(num)) for num in range(1, 9)}
     td = TensorDict(tables, [2])
     for copied in [copy.deepcopy, lambda td: TensorDictParams(td).clone()] * 100:
@@ -215,7 +215,7 @@ def test_copies_do_not_take_one_entry_for_another():
 
 
 def test_copies():
-    td = held()
+    td = make()
     pickled = [pickle.loads(pickle.dumps(one)) for one in (td, td.consolidate())]
     copies = td.clone(), copy.deepcopy(td), through_torch(td), td.to_tensordict(), td.consolidate()
     for other in (*copies, *pickled):
@@ -224,17 +224,17 @@ def test_copies():
     assert td.clone(False)["a"].data_ptr() == td["a"].data_ptr()
 
 
-def test_what_has_no_rows_of_it(tmp_path):
+def test_unsupported_operations_are_refused(tmp_path):
     with pytest.raises(ValueError, match="same size in the mapped dimension"):
-        torch.vmap(lambda td: td)(held())
+        torch.vmap(lambda td: td)(make())
     td = TensorDict(a=UnbatchedTensor(torch.ones(2, 4)), b=torch.ones(2), batch_size=[2])
     with pytest.raises(RuntimeError, match="'a', an UnbatchedTensor, which has no rows"):
         torch.vmap(lambda td: td["b"])(td)
     out = torch.vmap(lambda td, a: td["b"] + a.sum(), (0, None))(td.exclude("a"), td["a"])
     assert out.tolist() == [9.0, 9.0]
-    for write in (held().memmap, held().save, held().consolidate):
+    for write in (make().memmap, make().save, make().consolidate):
         with pytest.raises(NotImplementedError, match="'a' is an UnbatchedTensor"):
             write(tmp_path / "td")
         assert not list(tmp_path.iterdir())
     with pytest.raises(TypeError, match="UnbatchedTensor"):
-        TensorStorage(4).set(range(2), held())
+        TensorStorage(4).set(range(2), make())

@@ -33,16 +33,16 @@ def same(result, expected):
 
 
 def test_dims():
-    """They count the batch dims: the function sees one batch dim less, on every level."""
+    """They count the batch dims: the function gets one batch dim less, on every level."""
     for in_dim, out_dim in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        seen = []
+        calls = []
 
-        def fn(td, seen=seen):
-            seen.append((td.batch_size, td["n"].batch_size, td["a"].shape, td["n", "b"].shape))
+        def fn(td, calls=calls):
+            calls.append((td.batch_size, td["n"].batch_size, td["a"].shape, td["n", "b"].shape))
             return td + 1
 
         result, rest = vmap(fn, in_dim, out_dim)(make()), (B, T)[1 - in_dim]
-        assert seen == [((rest,), (rest,), (rest, A), (rest,))] and type(result) is TensorDict
+        assert calls == [((rest,), (rest,), (rest, A), (rest,))] and type(result) is TensorDict
         same(result, make() + 1 if in_dim == out_dim else (make() + 1).transpose(0, 1))
     td = TensorDict({"a": torch.arange(6.0).reshape(2, 3)}, [2, 3])
     same(vmap(lambda x: x + 1, -1)(td), (td + 1).transpose(0, 1))  # of the leaves
@@ -63,9 +63,9 @@ def test_arguments_and_results():
     assert result.batch_size == (N, B, T)
     for i in range(N):
         same(result[i], make() + i)
-    td, seen = make(), []
-    vmap(lambda p, y: seen.append(p.batch_size) or y, (None, 0))(td, torch.ones(N))
-    assert seen == [td.batch_size]
+    td, calls = make(), []
+    vmap(lambda p, y: calls.append(p.batch_size) or y, (None, 0))(td, torch.ones(N))
+    assert calls == [td.batch_size]
     same(vmap(lambda p, y: (p, y), (None, 0), (None, 0))(make(), torch.ones(N))[0], make())
     same(vmap(lambda x, y: x * y)(make(), make() + 1), make() * (make() + 1))
     other = (make() + 1).transpose(0, 1)
@@ -82,13 +82,13 @@ def test_arguments_and_results():
     named = TensorDict({"a": torch.ones(B, T)}, [B, T], names=["b", "t"])
     assert vmap(lambda x: x + 1)(named).names == [None, "t"]
     assert vmap(lambda x: x + 1, out_dims=1)(named).names == ["t", None]
-    td, seen = make().set("s", "text"), []
-    assert vmap(lambda x: seen.append(x["s"]) or x.clone())(td)["s"] == seen[0] == "text"
+    td, calls = make().set("s", "text"), []
+    assert vmap(lambda x: calls.append(x["s"]) or x.clone())(td)["s"] == calls[0] == "text"
     assert vmap(lambda x: x["a"].sum())(TensorDict({"a": torch.ones(B)}, [B])).shape == (B,)
     same(vmap(lambda x: x + 1, chunk_size=1)(make(lock=True)), make() + 1)
 
 
-# what the function may do, and the same of the whole container
+# operations within the function, and their result on the whole container
 INSIDE = {
     "get": (lambda td: td["n", "b"], lambda td: td["n", "b"]),
     "clone": (lambda td: td.clone(), lambda td: td),
@@ -161,10 +161,10 @@ def test_containers_made_inside():
 
 def test_nested_and_lazy():
     for dim in (0, 1):
-        seen = []
-        inner = vmap(lambda td, seen=seen: seen.append(td.batch_size) or td + 1)
+        calls = []
+        inner = vmap(lambda td, calls=calls: calls.append(td.batch_size) or td + 1)
         same(vmap(inner, in_dims=dim, out_dims=dim)(make()), make() + 1)
-        assert seen == [()]
+        assert calls == [()]
         td = lazy_stack([make(), make() + 1], dim)
         same(vmap(lambda x: x + 1, dim, dim)(td), td + 1)
         td = lazy_stack([make(), make() + 1], 0)
@@ -196,7 +196,7 @@ def call(params, x, module=EMPTY):
 
 
 def test_populations_through_ensembles():
-    """The rest of what ensembles do is held by the tests of parameters of modules."""
+    """Ensembles are otherwise covered by the tests of parameters of modules."""
     x = torch.randn(7, A)
     sets = torch.stack([TensorDict.from_modules(*modules()).data * (i + 1) for i in range(T)])
     result = vmap(vmap(call, (0, None)), (0, None))(sets, x)
@@ -264,8 +264,8 @@ import torch, torch._functorch.vmap as v, torch._functorch.eager_transforms as e
 import torch._dynamo, torch.distributed, torch.multiprocessing  # torch wraps its own on import
 import torch.nn, torch.utils._pytree as p
 def snapshot():
-    places = (v, e, p, torch, torch.nn.Module, torch.Tensor, torch.func)
-    return {(m.__name__, k): id(o) for m in places for k, o in vars(m).items() if callable(o)}
+    owners = (v, e, p, torch, torch.nn.Module, torch.Tensor, torch.func)
+    return {(m.__name__, k): id(o) for m in owners for k, o in vars(m).items() if callable(o)}
 before = snapshot()
 import raffia
 after = snapshot()
