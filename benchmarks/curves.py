@@ -1,4 +1,4 @@
-"""Learning curves of finished runs, kept beside the docs: a picture and the numbers in it.
+"""Learning curves of finished runs, stored with the docs: a figure and its numbers.
 
     python -m benchmarks.curves docs/curves/lunarlander runs/lunarlander-0 --level 200
     python -m benchmarks.curves docs/curves/cartpole runs/cartpole-*
@@ -59,8 +59,8 @@ def draw(
         means = [one.mean for one in found]
         label = run.preset if several and run is _first(runs, run.preset) else None
         label = run.name if names else label
-        places = ([_step(one) for one in found], [one.seconds / 60 for one in found])
-        for side, x in zip(axes, places, strict=True):
+        x_values = ([_step(one) for one in found], [one.seconds / 60 for one in found])
+        for side, x in zip(axes, x_values, strict=True):
             side.plot(x, means, "o-", color=colour, linewidth=1.6, markersize=2.5, label=label)
             if len(runs) == 1:
                 low, high = zip(*map(_quartiles, found), strict=True)
@@ -104,17 +104,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--level", type=float, help="a dashed line at this return")
     parser.add_argument("--names", action="store_true", help="tell the runs apart by folder")
     parser.add_argument("--title", default="", help="above the picture")
-    asked = parser.parse_args(arguments)
-    runs = [read_run(folder) for folder in asked.runs]
+    options = parser.parse_args(arguments)
+    runs = [read_run(folder) for folder in options.runs]
     if not any(run.evaluations for run in runs):
         parser.error("none of these runs was evaluated yet")
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(asked.out.with_suffix(".csv"), "w", newline="") as file:
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(options.out.with_suffix(".csv"), "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(row for run in runs for row in rows_of(run))
-    title = asked.title or f"{runs[0].env}: {len(runs)} run{'s' * (len(runs) > 1)}"
-    draw(asked.out.with_suffix(".svg"), runs, title, asked.level, asked.names)
+    title = options.title or f"{runs[0].env}: {len(runs)} run{'s' * (len(runs) > 1)}"
+    draw(options.out.with_suffix(".svg"), runs, title, options.level, options.names)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ TRIM_THRESHOLD, MMAP_MAX = -1, -4  # as glibc's malloc.h has them
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed, for the next who asks, instead of giving it back.
+    """Let the C library keep freed memory for later allocations instead of returning it.
 
     Whether a large result lies in new pages depends on what else has been freed before, by whom
     ever; on a virtual machine new pages can cost as much as all that is written into them.

@@ -89,13 +89,13 @@ def extend_new(num_rows: int) -> Callable[[ModuleType], Call]:
     return make
 
 
-def ask(num_rows: int, extend: bool, seen: bool = True) -> Callable[[ModuleType], Call]:
+def ask(num_rows: int, extend: bool, known: bool = True) -> Callable[[ModuleType], Call]:
     def make(package: ModuleType) -> Call:
         module, hashes = data_of(package).HashToInt(), distinct_hashes(num_rows)
         module(hashes, extend=True)
         # In another order than they came: nobody meets the same states again in the same order.
-        asked = hashes[permuted(num_rows)] if seen else distinct_hashes(num_rows, seed=1)
-        return lambda: module(asked, extend=extend)
+        requested = hashes[permuted(num_rows)] if known else distinct_hashes(num_rows, seed=1)
+        return lambda: module(requested, extend=extend)
 
     return make
 
@@ -104,7 +104,7 @@ def ask(num_rows: int, extend: bool, seen: bool = True) -> Callable[[ModuleType]
 
 
 def keys(num_rows: int, num_distinct: int) -> Entries:
-    """Content of rows; each of the distinct ones stands at random places."""
+    """Content of rows; each distinct one occurs at random positions."""
     obs, action = torch.rand(num_distinct, 4, generator=seeded(2)), torch.arange(num_distinct)
     chosen = permuted(num_rows) % num_distinct
     return {"obs": obs[chosen], "action": action[chosen]}
@@ -173,7 +173,7 @@ def map_get(num_rows: int) -> Callable[[ModuleType], Call]:
 
 
 def map_contains(num_rows: int) -> Callable[[ModuleType], Call]:
-    """Half of what is asked for is there."""
+    """Half of the requested keys exist."""
 
     def make(package: ModuleType) -> Call:
         query, value = pair(package, num_rows, num_rows)

@@ -21,7 +21,7 @@ PEER = "torchrl"
 def data_of(package: ModuleType) -> Any:
     if package.__name__ == PEER:
         peer_extension.load()
-        logging.getLogger(PEER).setLevel(logging.WARNING)  # it tells of each storage it allocates
+        logging.getLogger(PEER).setLevel(logging.WARNING)  # it logs each storage that it allocates
     return import_module(f"{package.__name__}.data")
 
 
@@ -42,9 +42,9 @@ def permuted(num_rows: int) -> Tensor:
     return torch.randperm(num_rows, generator=seeded(1))
 
 
-def in_turn(whole: Tensor, num: int) -> Callable[[], Tensor]:
+def in_turn(rows: Tensor, num: int) -> Callable[[], Tensor]:
     """Gives `num` of them, then the next, and so on round: what repeats, a processor learns."""
-    parts = whole[: len(whole) // num * num].split(num)
+    parts = rows[: len(rows) // num * num].split(num)
     return functools.partial(next, itertools.cycle(parts))
 
 

@@ -68,7 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def effort_of(args: argparse.Namespace) -> Effort:
-    """On what, and how long, by what was asked for.
+    """The device and the time for each figure, from the arguments.
 
     >>> effort_of(parse(["--device", "cpu"]))
     Effort(device=device(type='cpu'), seconds=0.5, small=True)
@@ -98,7 +98,7 @@ def check_all(report: Report, ops: str) -> None:
         try:
             with fixed_precision("float32"):
                 found = check(report.effort.device, report.effort.small)
-        except Exception as error:  # the others are to be seen all the same
+        except Exception as error:  # the others are still run
             _fail(report, name, error)
             continue
         report.agreements += found
@@ -120,7 +120,7 @@ def measure_all(report: Report, ops: str) -> None:
     for name, group in wanted.items():
         try:
             measure_group(report, group)
-        except Exception as error:  # such as memory that does not suffice for what is measured
+        except Exception as error:  # such as too little memory
             _fail(report, name, error)
         free(effort.device)
     print()

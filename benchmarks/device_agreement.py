@@ -1,4 +1,4 @@
-"""How near what a device gives is to what the CPU gives, in shares of what is allowed."""
+"""How near a device's results are to those of the CPU, as a fraction of the tolerance."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Agreement:
 
     check: str
     what: str
-    difference: float  # in shares of the tolerance
+    difference: float  # as a fraction of the tolerance
     tolerance: str  # in words
 
     @property
@@ -30,41 +30,43 @@ class Agreement:
 
 
 def near(
-    check: str, what: str, here: Tensor, there: Tensor, *, rtol: float, atol: float = 0.0
+    check: str, what: str, expected: Tensor, found: Tensor, *, rtol: float, atol: float = 0.0
 ) -> Agreement:
-    """Number by number: |here - there| <= atol + rtol |here|.
+    """Number by number: |expected - found| <= atol + rtol |expected|.
 
     >>> near("a", "b", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.2]), rtol=0.2).difference
     0.5...
     """
     words = f"{rtol:g} of each" + (f" + {atol:g}" if atol else "")
-    there = there.cpu()
-    if here.shape != there.shape:
-        return Agreement(check, what, math.inf, f"{list(here.shape)} against {list(there.shape)}")
-    here, there = here.double(), there.double()
-    excess = (here - there).abs() / (atol + rtol * here.abs()).clamp_min(1e-300)
-    excess = torch.where(here == there, 0.0, excess)  # infinities, too
+    found = found.cpu()
+    if expected.shape != found.shape:
+        return Agreement(
+            check, what, math.inf, f"{list(expected.shape)} against {list(found.shape)}"
+        )
+    expected, found = expected.double(), found.double()
+    excess = (expected - found).abs() / (atol + rtol * expected.abs()).clamp_min(1e-300)
+    excess = torch.where(expected == found, 0.0, excess)  # infinities, too
     return Agreement(check, what, float(excess.max()) if excess.numel() else 0.0, words)
 
 
-def equal(check: str, what: str, here: TensorDict, there: TensorDict) -> Agreement:
+def equal(check: str, what: str, expected: TensorDict, found: TensorDict) -> Agreement:
     """All entries bit by bit.
 
     >>> equal("a", "b", TensorDict(x=torch.ones(2)), TensorDict(x=torch.zeros(2))).difference
     inf
     """
-    mine, theirs = leaves(here), leaves(there)
-    alike = mine.keys() == theirs.keys() and all(
+    mine, theirs = leaves(expected), leaves(found)
+    is_equal = mine.keys() == theirs.keys() and all(
         value.dtype == theirs[name].dtype and torch.equal(value.cpu(), theirs[name].cpu())
         for name, value in mine.items()
     )
-    return Agreement(check, what, 0.0 if alike else math.inf, "equal bits")
+    return Agreement(check, what, 0.0 if is_equal else math.inf, "equal bits")
 
 
 def near_as_a_whole(
-    check: str, what: str, here: TensorDict, there: TensorDict, *, share: float
+    check: str, what: str, expected: TensorDict, found: TensorDict, *, share: float
 ) -> Agreement:
-    """Tensor by tensor: |here - there| <= share |here|, of norms.
+    """Tensor by tensor: |expected - found| <= share |expected|, of norms.
 
     A tensor that is next to nothing beside the others, as the gradient of a bias before a
     normalisation, which is rounding alone, counts as a thousandth of all.
@@ -73,13 +75,13 @@ def near_as_a_whole(
     >>> near_as_a_whole("a", "b", x, 1.001 * x, share=2e-3).difference < 1
     True
     """
-    mine, theirs = leaves(here), leaves(there)
-    whole = math.sqrt(sum(float(x.double().square().sum()) for x in mine.values()))
+    mine, theirs = leaves(expected), leaves(found)
+    norm_of_all = math.sqrt(sum(float(x.double().square().sum()) for x in mine.values()))
     worst = 0.0
     for name, value in mine.items():
         own = value.double()
         difference = (own - theirs[name].cpu().double()).norm()
-        allowed = share * max(float(own.norm()), 1e-3 * whole)
+        allowed = share * max(float(own.norm()), 1e-3 * norm_of_all)
         worst = max(worst, float(difference) / allowed if allowed else float(difference > 0))
         if math.isnan(float(difference)):
             return Agreement(check, what, math.nan, f"{share:g} of a tensor's norm")
@@ -87,17 +89,17 @@ def near_as_a_whole(
 
 
 def same_share(
-    check: str, what: str, here: Tensor, there: Tensor, *, allowed: float, of: str
+    check: str, what: str, expected: Tensor, found: Tensor, *, allowed: float, of: str
 ) -> Agreement:
-    """How much of what was counted lies elsewhere: |here - there| / 2 |here|, sums of all.
+    """The fraction of counts that differs: |expected - found| / 2 |expected|, sums of all.
 
     >>> visits = torch.tensor([6, 4]), torch.tensor([5, 5])
     >>> same_share("a", "b", *visits, allowed=0.2, of="visits").difference
     0.5
     """
-    here, there = here.double(), there.cpu().double()
-    elsewhere = float((here - there).abs().sum() / (2 * here.abs().sum()))
-    return Agreement(check, what, elsewhere / allowed, f"{allowed:.0%} of all {of}")
+    expected, found = expected.double(), found.cpu().double()
+    fraction = float((expected - found).abs().sum() / (2 * expected.abs().sum()))
+    return Agreement(check, what, fraction / allowed, f"{allowed:.0%} of all {of}")
 
 
 def leaves(td: TensorDict) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 Products are of float32 as it is (no TF32) on both sides. A device adds in another order, so that
 results differ by rounding; where a search meets two actions that are as good, rounding decides, and
-so a share of visits may lie elsewhere.
+so a fraction of visits may differ.
 """
 
 from collections.abc import Callable

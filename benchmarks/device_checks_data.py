@@ -17,7 +17,7 @@ NUM_DRAWS = 3
 
 
 def container(device: torch.device, small: bool) -> list[Agreement]:
-    """There and back, by a file, by page-locked memory where there is a card; what is computed."""
+    """Copies to the device and back, by file, by page-locked memory; computed values."""
     here = TensorDict(
         frames=torch.arange(96, dtype=torch.uint8).view(4, 24),
         nest=dict(x=torch.arange(8.0).view(4, 2), half=torch.ones(4, dtype=torch.bfloat16)),
@@ -48,7 +48,7 @@ def container(device: torch.device, small: bool) -> list[Agreement]:
 def _placed(
     check: str, what: str, here: TensorDict, there: TensorDict, device: torch.device
 ) -> Agreement:
-    """Equal bits, and on the device, as the container says as well."""
+    """Equal bits, on the device, and with that device in the container."""
     kinds = {value.device.type for value in there.values(True, True)}
     if kinds != {device.type}:
         return Agreement(check, what, float("inf"), f"on {device.type}, found {sorted(kinds)}")

@@ -1,4 +1,4 @@
-"""Whether ILQL on a device learns and says what it does on the CPU."""
+"""Whether ILQL on a device learns and generates as it does on the CPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,14 +15,14 @@ MAKERS: dict[str, Callable[[torch.device, bool], Language]] = {
     "GPT": lambda device, small: trunk(device, small=True),
 }
 CPU = torch.device("cpu")
-UNLIKE = 0.1  # share of texts
+ALLOWED = 0.1  # fraction of texts that may differ
 
 
 def update(name: str, device: torch.device, small: bool) -> list[Agreement]:
     """Gradients of a batch, and the optimiser's step."""
     here, check = MAKERS[name](CPU, small), f"ILQL update, {name}"
     there = here.to(device)
-    learner, warm = here.learner, torch.tensor(100)  # behind the warmup
+    learner, warm = here.learner, torch.tensor(100)  # after the warmup
     here.state["step"], there.state["step"] = warm, warm.to(device)
     given, metrics = learner.grads(here.state, here.batch)
     found, metrics_there = learner.grads(there.state, there.batch)
@@ -53,7 +53,7 @@ def generation(name: str, device: torch.device, small: bool) -> list[Agreement]:
     probable, probable_there = one.log_prob.cpu(), other.log_prob.cpu()
     equal = alike.view(probable.shape)
     return [
-        Agreement(check, "texts", unlike / UNLIKE, f"{UNLIKE:.0%} of all texts"),
+        Agreement(check, "texts", unlike / ALLOWED, f"{ALLOWED:.0%} of all texts"),
         near(
             *(check, "log-probability of equal texts", probable[equal], probable_there[equal]),
             rtol=1e-3,

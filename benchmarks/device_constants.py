@@ -44,8 +44,8 @@ class Variant:
         """Of its convolutions."""
         return "bfloat16" if self.dtype == torch.bfloat16 else "tf32"
 
-    def place(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """The module with its weights as they are wanted."""
+    def prepare(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The module on the device, in this variant's dtype and memory format."""
         module = module.to(device, self.dtype)
         layout: Any = {"memory_format": torch.channels_last} if self.channels_last else {}
         return module.to(**layout) if layout else module
@@ -76,7 +76,7 @@ def networks() -> LatentModel:
 
 def model_and_images(variant: Variant, effort: Effort) -> tuple[nn.Module, Tensor]:
     """The residual tower that looks at images, and a batch of them."""
-    network = variant.place(networks().representation_network, effort.device)
+    network = variant.prepare(networks().representation_network, effort.device)
     channels, *rest = FRAME.observation_shape
     size = (4 if effort.small else NUM_IMAGES, STACK * channels, *rest)
     return network, variant.images(*size, device=effort.device)
@@ -108,7 +108,7 @@ def backward(variant: Variant, effort: Effort) -> Call:
 def simulation(variant: Variant, effort: Effort) -> Call:
     """Dynamics and prediction of all states at once: the networks' part of a simulation."""
     model, device = networks().eval(), effort.device
-    variant.place(model, device)
+    variant.prepare(model, device)
     num = 8 if effort.small else NUM_STATES
     latent = variant.images(num, *model.latent_shape, device=device)
     size = (1, num, model.lstm_hidden_size)

@@ -21,7 +21,7 @@ OF_ROWS = ("embedding", "index", "index_select", "gather")  # read of a table wh
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was asked for; the CPU has, always."""
+    """Wait until the device has finished; nothing to wait for on the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -120,9 +120,9 @@ def _moved(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> int:
     """Bytes that an operation reads and writes."""
     read, given = _tensors((args, kwargs)), {id(tensor) for tensor in _tensors((args, kwargs))}
     written = [tensor for tensor in _tensors(result) if id(tensor) not in given]
-    for place, argument in enumerate(func._schema.arguments):
+    for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
             written += _tensors(value)
     if name in OF_ROWS:
         read = [*read[1:], *written]

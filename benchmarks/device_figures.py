@@ -14,7 +14,7 @@ from raffia.algorithms.efficientzero.observations import as_input
 
 @dataclass(frozen=True)
 class Effort:
-    """On what and how long it is measured.
+    """The device and the time of a measurement.
 
     >>> Effort(torch.device("cpu"), seconds=1.0, small=True).small
     True
@@ -27,7 +27,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Figure:
-    """A call, how long it takes, and what it does meanwhile.
+    """A call, its time, and its operations.
 
     >>> Figure("update", 0.5, {"updates": 1.0}, Cost()).each_second
     {'updates': 2.0}
@@ -100,7 +100,7 @@ def efficientzero(
             return replace(found, does={"batches": 1.0, "simulations": num}, cost=cost)
 
         def update() -> Figure:
-            # Of the networks' own learner: a graph's operations are not seen.
+            # With the networks' own learner: operations within a graph are not counted.
             cost = cost_of(lambda: parts.learn(run.networks))
             return figure("update", parts.learn, {"updates": 1.0}, cost)
 
@@ -135,7 +135,7 @@ def search_cost(parts: Played, num_roots: int, num_simulations: int) -> Cost:
 
 
 def root_cost(parts: Played, num_roots: int) -> Cost:
-    """Of what the networks say of so many observations."""
+    """The cost of the networks for this number of observations."""
     model = parts.run.networks.make_model(0).to(parts.device).eval()
     observations = _observations(parts, num_roots)
 

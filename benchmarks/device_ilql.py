@@ -24,7 +24,7 @@ TRUNK, SMALL_TRUNK = "gpt2 many", "small"  # of `benchmarks.ilql_cases.SIZES`
 
 @dataclass
 class Language:
-    """What learns and speaks: a learner with its state and a batch, all on a device."""
+    """A learner with its state, batch and prompts, all on a device."""
 
     name: str
     learner: ILQLLearner
@@ -40,7 +40,7 @@ class Language:
         return int(self.batch["attn_mask"].sum())
 
     def to(self, device: torch.device) -> "Language":
-        """The same on another device, with a state of its own."""
+        """The same on another device, with its own copy of the state."""
         moved = {"state": self.state.to(device).clone(), "batch": self.batch.to(device)}
         return replace(self, device=device, **moved)
 

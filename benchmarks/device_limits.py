@@ -11,7 +11,7 @@ import torch
 from benchmarks.device_cost import Cost, seconds_per_call
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
-_PLACES: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+_BACKENDS: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Limits:
     bytes_per_second: float  # read and written
 
     def share_by_flops(self, cost: Cost, seconds: float, precision: str) -> float:
-        """Of the time, how much the products alone would take."""
+        """The fraction of the time that the matrix products alone would take."""
         return cost.flops / seconds / self.flops[precision]
 
     def share_by_bytes(self, cost: Cost, seconds: float) -> float:
-        """Of the time, how much reading and writing alone would take."""
+        """The fraction of the time that reading and writing alone would take."""
         return cost.num_bytes / seconds / self.bytes_per_second
 
 
@@ -77,9 +77,9 @@ def fixed_precision(name: str) -> Iterator[None]:
     (True, False)
     """
     rounded = {"float32": False, "tf32": True}[name]
-    before = [place.allow_tf32 for place in _PLACES]
+    before = [place.allow_tf32 for place in _BACKENDS]
     try:
-        _set([rounded] * len(_PLACES))
+        _set([rounded] * len(_BACKENDS))
         yield
     finally:
         _set(before)
@@ -89,5 +89,5 @@ def _set(rounded: list[bool]) -> None:
     # `fp32_precision`, which is newer, leaves a state in which torch's own reads of these raise.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some releases say that there is a newer one
-        for place, value in zip(_PLACES, rounded, strict=True):
+        for place, value in zip(_BACKENDS, rounded, strict=True):
             place.allow_tf32 = value

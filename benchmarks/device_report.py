@@ -117,7 +117,7 @@ def limit_line(limits: Limits) -> str:
 
 
 def not_measured(report: Report) -> list[str]:
-    """What a run without a card, or with small sizes, leaves open."""
+    """What a run without a GPU, or with small sizes, does not measure."""
     effort, tests, found = report.effort, report.tests, []
     if effort.device.type != "cuda":
         skipped = tests.counts.get("skipped", 0) if tests else 0

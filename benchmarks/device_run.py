@@ -105,7 +105,7 @@ def preset(name: str, small: bool) -> EfficientZeroRun:
 
 
 def shaken(weights: TensorDict, seed: int = 0) -> TensorDict:
-    """Parameters with noise on them: heads that begin with zeros would say nothing of a search.
+    """Parameters with noise: the zero heads of a new model would not test a search.
 
     >>> float(shaken(TensorDict(w=torch.zeros(3, 3)))["w"].abs().max()) > 0
     True
@@ -167,7 +167,7 @@ class Played:
         return self.run._make_batch(self.state, self.windows())
 
     def learn(self, learner: Learner | None = None) -> TensorDict:
-        """An update by the batch that is there; by the run's learner, or another."""
+        """An update with the current batch; by the run's learner, or another."""
         learner = self.run.learner if learner is None else learner
         update, metrics = learner.grads(self.state, self.batch)
         self.state = learner.apply(self.state, update)
@@ -181,7 +181,7 @@ class Played:
 
 @contextmanager
 def played(name: str, device: torch.device, small: bool, **settings: Any) -> Iterator[Played]:
-    """A run of a preset with other settings, in a folder of its own."""
+    """A run of a preset with other settings, in its own folder."""
     with TemporaryDirectory() as folder:
         parts = Played(preset(name, small), device, Path(folder), **settings)
         try:

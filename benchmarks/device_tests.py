@@ -1,4 +1,4 @@
-"""The tests that need a card, in a process of their own."""
+"""The tests that need a GPU, in their own process."""
 
 import importlib.util
 import os

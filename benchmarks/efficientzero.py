@@ -127,7 +127,7 @@ Share = tuple[Case, float]  # ... of how many calls for one update, or one envir
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of the table: what a unit is made of, on each side."""
+    """A row of the table: the cases that make up a unit, on each side."""
 
     name: str
     ours: tuple[Share, ...]
@@ -255,7 +255,7 @@ def measure(
 
 
 def pythons_of(args: argparse.Namespace) -> dict[str, Path]:
-    """Of each package that is there."""
+    """Versions of each installed package."""
     pythons = {"ours": Path(sys.executable)}
     if args.lightzero_python is None:
         print(INSTALL)

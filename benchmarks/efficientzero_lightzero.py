@@ -39,7 +39,7 @@ def mlp(actions: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def conv(actions: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """As its Atari configuration has it; the rate is smaller, since noise is learnt."""
+    """As in its Atari configuration; the rate is smaller, since noise is learnt."""
     sizes = {"reward_support_size": IMAGE_SUPPORT, "value_support_size": IMAGE_SUPPORT}
     model = EfficientZeroModel(**IMAGE, **sizes, action_space_size=actions)
     sgd = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
@@ -139,7 +139,7 @@ class LightZeroActing(LightZeroSearch):
         self.obs = self.shown(observations)
 
     def choose(self, visits: np.ndarray) -> np.ndarray:
-        """Actions, each as often as visits^(1/T) says."""
+        """Actions sampled with probabilities proportional to visits^(1/T)."""
         sums = np.cumsum(visits ** (1 / TEMPERATURE), -1)
         return (sums < self.draws.random((len(sums), 1)) * sums[:, -1:]).sum(-1)
 
@@ -159,7 +159,7 @@ def prepare(case: Case) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what is timed, as far as it is installed."""
+    """Versions of the timed packages, if installed."""
     wanted = ("LightZero", "torch", "gymnasium")
     found = {installed.name: installed.version for installed in distributions()}
     return {name: found[name] for name in wanted if name in found}

@@ -167,7 +167,7 @@ class OurActing:
         run.replay.extend(run.collector.collect(run._begin_rollout(self.state), 1))
 
     def shares(self) -> dict[str, float]:
-        """Parts of it are `benchmarks.search`'s to tell."""
+        """`benchmarks.search` measures its parts."""
         return {"model": 1.0}
 
 
@@ -195,7 +195,7 @@ class OurTraining:
         return reason
 
     def shares(self) -> dict[str, float]:
-        """What of it takes how long is in the first table."""
+        """The first table has its parts."""
         return {"model": 1.0}
 
 
@@ -236,7 +236,7 @@ class Parts:
         run.replay.extend(run.collector.collect(act, self.config.collect.rollout_length))
 
     def targets(self, ratio: float) -> TensorDict:
-        """A batch, of which this share of policies is reanalyzed and put back."""
+        """A batch, with this fraction of its policies reanalyzed and written back."""
         replay = self.run.replay
         windows = replay.sample(self.config.replay.batch_size)
         draws = torch.Generator().manual_seed(0)
@@ -261,7 +261,7 @@ class Parts:
 
 
 def versions() -> dict[str, str]:
-    """Of what is timed."""
+    """Versions of the timed packages."""
     return {name: version(name) for name in ("torch", "gymnasium")}
 
 

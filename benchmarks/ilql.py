@@ -238,7 +238,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def pythons_of(args: argparse.Namespace) -> dict[str, Path]:
-    """Of each package that is there."""
+    """Versions of each installed package."""
     pythons = {"ours": Path(sys.executable)}
     if args.agilerl_python is None:
         print(INSTALL)

@@ -69,7 +69,7 @@ class Words(Tokenizer):
 
 
 class Rows(RL_Dataset):
-    """The data set that its model asks for sizes and tokens."""
+    """The data set that gives its model sizes and tokens."""
 
     def __iter__(self) -> Any:
         return iter(())
@@ -172,7 +172,7 @@ def prepare(case: Case) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what is timed."""
+    """Versions of the timed packages."""
     return {name: version(name) for name in ("agilerl", "torch")}
 
 

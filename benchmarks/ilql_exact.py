@@ -110,7 +110,7 @@ class Result:
 
 
 def train(config: ILQLConfig, num_updates: int, seed: int) -> Trained:
-    """Networks that have learnt from the whole data in each update."""
+    """Networks trained on all data in each update."""
     learner = ILQLLearner(config, num_updates=num_updates)
     batch = dataset().take(np.arange(80))
     state = learner.init(seed)
@@ -137,7 +137,7 @@ def train(config: ILQLConfig, num_updates: int, seed: int) -> Trained:
 
 @contextmanager
 def saved_tensors() -> Iterator[dict[int, int]]:
-    """Memory -> its bytes, of what is saved for backward passes within the block."""
+    """Sizes in bytes of tensors saved for backward passes within the block, by memory."""
     saved: dict[int, int] = {}
     held: list[Tensor] = []  # so that no memory is used twice
 

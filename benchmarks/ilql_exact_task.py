@@ -1,4 +1,4 @@
-"""A task of two turns whose values are known exactly, whatever gamma and tau are.
+"""A task of two turns whose values are known exactly, for any gamma and tau.
 
 The environment asks q. The agent may say lx, which leads to a door that pays 2 if the word that
 fits the reply is said (g after 0, h after 1), and the data say it a quarter of the time; ly, which
@@ -23,7 +23,7 @@ TOKENIZER = character_tokenizer(["abghklmnqrxy012389"])
 PROMPT = (TOKENIZER.bos_token_id, *TOKENIZER.encode("q"), TOKENIZER.eos_token_id)
 ELSE, LONGEST = -2.0, 4  # the reward outside of the data; tokens of an utterance
 
-# Number of games, what was said first, the answer, what was said then; the reward comes last.
+# Number of games, the first utterance, the reply, the second utterance, and the reward.
 GAMES: list[tuple[int, str, str, str | None, float]] = [
     (1, "lx", "0", "g", 2.0),
     (3, "lx", "0", "h", -1.0),
@@ -90,60 +90,62 @@ def solution(gamma: float, tau: float) -> Solution:
 
 
 def exact_return(next_token: NextToken) -> float:
-    """Expected undiscounted return of a policy, over all that it and the environment may say."""
-    first = {said for _, said, *_ in GAMES}
+    """Expected undiscounted return of a policy, over all utterances and replies."""
+    first = {text for _, text, *_ in GAMES}
 
-    def answered(said: str, state: State) -> float:
-        games = [game for game in GAMES if game[1] == said]
+    def answered(text: str, state: State) -> float:
+        games = [game for game in GAMES if game[1] == text]
         total = sum(count for count, *_ in games)
         value = 0.0
         for answer in sorted({game[2] for game in games}):
-            here = [game for game in games if game[2] == answer]
-            share = sum(count for count, *_ in here) / total
-            rewards = {second: reward for _, _, _, second, reward in here}
+            matching = [game for game in games if game[2] == answer]
+            probability = sum(count for count, *_ in matching) / total
+            rewards = {second: reward for _, _, _, second, reward in matching}
             if None in rewards:
-                value += share * rewards[None]
+                value += probability * rewards[None]
                 continue
             after = (*state, *TOKENIZER.encode(answer), TOKENIZER.eos_token_id)
             said_then = {second for second in rewards if second is not None}
-            value += share * _spoken(
+            value += probability * _expected_value(
                 next_token, after, said_then, lambda second, _, r=rewards: r[second]
             )
         return value
 
-    return _spoken(next_token, PROMPT, first, answered)
+    return _expected_value(next_token, PROMPT, first, answered)
 
 
-def _spoken(
+def _expected_value(
     next_token: NextToken,
     state: State,
     known: set[str],
     answered: Callable[[str, State], float],
-    said: str = "",
+    so_far: str = "",
 ) -> float:
-    """What is expected while the agent speaks; `answered` is told what it said."""
+    """The expected value within an utterance of the agent; `answered` gets the complete text."""
     value = 0.0
     for token, probability in enumerate(next_token(state)):
         if probability < 1e-12:
             continue
-        more = said + TOKENIZER.decode([token])
-        if token == TOKENIZER.eoa_token_id and said in known:
-            value += probability * answered(said, (*state, token))
-        elif more != said and any(text.startswith(more) for text in known):
-            value += probability * _spoken(next_token, (*state, token), known, answered, more)
+        more = so_far + TOKENIZER.decode([token])
+        if token == TOKENIZER.eoa_token_id and so_far in known:
+            value += probability * answered(so_far, (*state, token))
+        elif more != so_far and any(text.startswith(more) for text in known):
+            value += probability * _expected_value(
+                next_token, (*state, token), known, answered, more
+            )
         else:
             value += probability * ELSE
     return value
 
 
 def _state(pieces: Sequence[str]) -> State:
-    """The tokens of what was said: the environment's texts are one piece, the agent's tokens."""
+    """The tokens of a dialogue: the environment's texts are one piece, the agent's are tokens."""
     state = [TOKENIZER.bos_token_id]
-    for place, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         if piece == TOKENIZER.id_to_token(TOKENIZER.eoa_token_id):
             state.append(TOKENIZER.eoa_token_id)
             continue
         state += TOKENIZER.encode(piece)
-        if place == 0 or pieces[place - 1] == TOKENIZER.id_to_token(TOKENIZER.eoa_token_id):
-            state.append(TOKENIZER.eos_token_id)  # the environment said it
+        if index == 0 or pieces[index - 1] == TOKENIZER.id_to_token(TOKENIZER.eoa_token_id):
+            state.append(TOKENIZER.eos_token_id)  # the end of the environment's text
     return tuple(state)

@@ -4,7 +4,7 @@
     python -m benchmarks.ilql_maze --methods ilql bc --seeds 0
     python -m benchmarks.ilql_maze --exact          # without networks: what each method comes to
 
-Four rows of six places; the lowest row is a gap, with the start of the far way at its left and the
+Four rows of six cells; the lowest row is a gap, with the start of the far way at its left and the
 goal at its right:
 
     . . . . . .
@@ -12,9 +12,9 @@ goal at its right:
     . . . . . .
     . x x x x G
 
-The environment names the place, the agent says up, down, left or right. Each step costs 1, the
+The environment names the cell, the agent says up, down, left or right. Each step costs 1, the
 one into the goal nothing, a fall into the gap (x) 10 and the walk; 20 steps end it. Dialogues begin
-at any place. Logged walkers stumble about: they say up a fifth of the time out of habit, else
+at any cell. Logged walkers stumble about: they say up a fifth of the time out of habit, else
 anything. So what they say most often leads nowhere, their best tenth began beside the goal, and
 near the gap their values are low, because they fall: who improves on them once goes round about.
 Only values that take the best step for granted lead along the gap. This is the argument of Snell
@@ -66,8 +66,8 @@ GOAL = (ROWS - 1, COLUMNS - 1)
 STARTS = [(row, column) for row in range(ROWS - 1) for column in range(COLUMNS)] + [(ROWS - 1, 0)]
 GAMMA, TAU = 0.99, 0.9
 
-Place = tuple[int, int]
-NAME_OF = {place: f"r{place[0]}c{place[1]}" for place in STARTS}
+Position = tuple[int, int]
+NAME_OF = {position: f"r{position[0]}c{position[1]}" for position in STARTS}
 TOKENIZER = WordTokenizer.from_texts([" ".join(NAME_OF.values()), " ".join(MOVES)])
 BASE = ILQLConfig(
     model=ILQLModelConfig(
@@ -81,46 +81,48 @@ BASE = ILQLConfig(
 )
 
 
-def stepped(place: Place, move: str) -> tuple[Place | None, float]:
+def stepped(position: Position, move: str) -> tuple[Position | None, float]:
     """Where a move leads, None: it is over; and the reward."""
-    row, column = (at + by for at, by in zip(place, MOVES[move], strict=True))
+    row, column = (at + by for at, by in zip(position, MOVES[move], strict=True))
     if (row, column) == GOAL:
         return None, 0.0
     if row == ROWS - 1 and 0 < column < COLUMNS - 1:
         return None, FALL
     if not (0 <= row < ROWS and 0 <= column < COLUMNS):
-        return place, STEP
+        return position, STEP
     return (row, column), STEP
 
 
 class Maze(Language_Environment):
-    """The walk as a dialogue; what is no move costs a step."""
+    """The walk as a dialogue; other texts than moves cost a step."""
 
     def reset(self, seed: int) -> Dialogue:
-        self.place: Place = random.Random(seed).choice(STARTS)
-        self.turns: list[tuple[str, float | None]] = [(NAME_OF[self.place], None)]
+        self.position: Position = random.Random(seed).choice(STARTS)
+        self.turns: list[tuple[str, float | None]] = [(NAME_OF[self.position], None)]
         self.num_steps, self.done = 0, False
         return Dialogue(self.turns, terminal=False)
 
     def step(self, action: str) -> tuple[Dialogue, float, bool]:
         if self.done:
             raise RuntimeError("the walk is over; call reset(seed)")
-        place, reward = stepped(self.place, action) if action in MOVES else (self.place, STEP)
+        position, reward = (
+            stepped(self.position, action) if action in MOVES else (self.position, STEP)
+        )
         self.num_steps += 1
         self.turns = [*self.turns, (action if action in MOVES else HABIT, reward)]
-        self.done = place is None or self.num_steps == LIMIT
-        if place is not None:
-            self.place = place
-            self.turns.append((NAME_OF[place], None))
-        # A walk that was broken off could have gone on: what was learnt of it says so.
-        return Dialogue(self.turns, terminal=place is None), reward, self.done
+        self.done = position is None or self.num_steps == LIMIT
+        if position is not None:
+            self.position = position
+            self.turns.append((NAME_OF[position], None))
+        # A walk at the limit is not terminal: its last state keeps its value.
+        return Dialogue(self.turns, terminal=position is None), reward, self.done
 
     def is_terminal(self) -> bool:
         return self.done
 
 
 class Walker:
-    """Whoever made the data."""
+    """The policy that made the data."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -141,45 +143,45 @@ def dataset() -> DialogueDataset:
 # -- exactly
 
 
-def behaviour(place: Place) -> dict[str, float]:
-    """How often walkers say what."""
+def behaviour(position: Position) -> dict[str, float]:
+    """How often walkers take each move."""
     return {move: (1 - SHARE) / len(MOVES) + SHARE * (move == HABIT) for move in MOVES}
 
 
-def exact_q(tau: float, gamma: float) -> dict[Place, dict[str, float]]:
-    """Q of every place and move; gamma of a step."""
+def exact_q(tau: float, gamma: float) -> dict[Position, dict[str, float]]:
+    """Q of every position and move; gamma of a step."""
     shares = list(behaviour(STARTS[0]).values())
     v = dict.fromkeys(STARTS, 0.0)
-    q: dict[Place, dict[str, float]] = {}
+    q: dict[Position, dict[str, float]] = {}
     for _ in range(600):
-        for place in STARTS:
-            q[place] = {}
+        for position in STARTS:
+            q[position] = {}
             for move in MOVES:
-                after, reward = stepped(place, move)
-                q[place][move] = reward + (0.0 if after is None else gamma * v[after])
-        v = {place: expectile(list(q[place].values()), shares, tau) for place in STARTS}
+                after, reward = stepped(position, move)
+                q[position][move] = reward + (0.0 if after is None else gamma * v[after])
+        v = {position: expectile(list(q[position].values()), shares, tau) for position in STARTS}
     return q
 
 
-def exact_return(policy: Callable[[Place], dict[str, float]]) -> float:
+def exact_return(policy: Callable[[Position], dict[str, float]]) -> float:
     """The mean return over all starts, with the limit of steps."""
     left = dict.fromkeys(STARTS, 0.0)
     for _ in range(LIMIT):
         new = {}
-        for place in STARTS:
-            new[place] = 0.0
-            for move, share in policy(place).items():
-                after, reward = stepped(place, move)
-                new[place] += share * (reward + (0.0 if after is None else left[after]))
+        for position in STARTS:
+            new[position] = 0.0
+            for move, share in policy(position).items():
+                after, reward = stepped(position, move)
+                new[position] += share * (reward + (0.0 if after is None else left[after]))
         left = new
     return float(np.mean(list(left.values())))
 
 
 def exact() -> dict[str, float]:
-    """What methods come to where nothing is learnt in part."""
+    """Exact returns of the methods."""
 
-    def greedy(q: dict[Place, dict[str, float]]) -> Callable[[Place], dict[str, float]]:
-        return lambda place: {max(q[place], key=q[place].__getitem__): 1.0}
+    def greedy(q: dict[Position, dict[str, float]]) -> Callable[[Position], dict[str, float]]:
+        return lambda position: {max(q[position], key=q[position].__getitem__): 1.0}
 
     of_step = GAMMA**2  # a move is two tokens
     always = dict.fromkeys(STARTS, behaviour(STARTS[0]))
@@ -197,7 +199,7 @@ def exact() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Trained:
-    """Networks that speak."""
+    """A trained agent."""
 
     model: ILQLModel
     target: ILQLTarget

@@ -123,9 +123,9 @@ class Counting:
     def __init__(self, games: Iterable[WordleObservation]) -> None:
         self.counts: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
         for game in games:
-            for place, (guess, _) in enumerate(game.turns):
-                for first in range(place + 1):
-                    self.counts[first == 0, *game.turns[first:place]][guess] += 1
+            for index, (guess, _) in enumerate(game.turns):
+                for first in range(index + 1):
+                    self.counts[first == 0, *game.turns[first:index]][guess] += 1
 
     def act(self, observation: WordleObservation) -> str:
         turns = observation.turns
@@ -166,7 +166,7 @@ def without_networks(config: ILQLRun, num_games: int) -> dict[str, Figures]:
 
 
 def measured(folder: Path, config: ILQLRun, name: Method, num_games: int, log: Path) -> Figures:
-    """Train and play what is not there yet; the run's folder gets the figures."""
+    """Train and evaluate what is missing; the run's folder gets the figures."""
     path = folder / FOUND
     found = read(path) if path.exists() else {}
     if not found:

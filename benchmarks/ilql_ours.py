@@ -128,7 +128,7 @@ def prepare(case: Case) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what is timed."""
+    """Versions of the timed packages."""
     return {name: version(name) for name in ("torch",)}
 
 

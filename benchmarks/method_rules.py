@@ -42,9 +42,9 @@ def tree(num_leaves: int, rows: tuple[int, ...], start: float = 0.0) -> dict[str
 
 
 class Inputs:
-    """What the calls get, made of one package: containers of one kind and size, and values.
+    """Arguments of the calls, from one package: containers of one kind and size, and values.
 
-    All are made when they are first asked for, so that a row pays for what it uses.
+    All are created at their first use, so that a row pays only for its own.
     """
 
     def __init__(self, package: ModuleType, kind: str, num_leaves: int) -> None:
@@ -67,8 +67,8 @@ class Inputs:
         if "temporary" in self.__dict__:
             self.temporary.cleanup()
 
-    def made(self, start: float = 0.0) -> Any:
-        """A new container of this kind, with memory of its own."""
+    def create(self, start: float = 0.0) -> Any:
+        """A new container of this kind, with its own memory."""
         container = self.package.TensorDict
         if self.kind == "TensorDict":
             return container(tree(self.num_leaves, (ROWS,), start), batch_size=[ROWS])
@@ -94,18 +94,18 @@ def saved(x: Inputs) -> Path:
 
 
 MADE: dict[str, Callable[[Inputs], Any]] = {
-    "td": lambda x: x.made(),
-    "other": lambda x: x.made(1.0),
+    "td": lambda x: x.create(),
+    "other": lambda x: x.create(1.0),
     "entries": lambda x: tree(x.num_leaves, (ROWS,), 1.0),
-    "ints": lambda x: x.made().int(),
-    "bools": lambda x: x.made() > -1.0,
-    "falses": lambda x: x.made() < -1.0,
+    "ints": lambda x: x.create().int(),
+    "bools": lambda x: x.create() > -1.0,
+    "falses": lambda x: x.create() < -1.0,
     "row": lambda x: x.other[0],
     "flat": lambda x: x.td.flatten_keys("."),
-    "locked": lambda x: x.made().lock_(),
-    "params": lambda x: x.made().requires_grad_(),
+    "locked": lambda x: x.create().lock_(),
+    "params": lambda x: x.create().requires_grad_(),
     "graph": lambda x: x.params * 2,
-    "text": lambda x: x.made().set_non_tensor("text", "words"),
+    "text": lambda x: x.create().set_non_tensor("text", "words"),
     "state": lambda x: x.other.state_dict(),
     "members": lambda x: [x.other[i] for i in range(ROWS)],
     "module": lambda x: nn.Sequential(*[layer() for _ in range(x.num_leaves // 2)]),
@@ -392,8 +392,8 @@ def flattened(td: Any) -> None:
         pass
 
 
-# rows whose call changes which entries there are, or what kind of container it is: each call has a
-# container of its own, made before the clock starts
+# rows whose call changes the entries or the kind of the container: each call has its own
+# container, created before the clock starts
 FRESH = frozenset(
     """__delitem__, append, auto_batch_size_, batch_size(set), cat_tensors, clear, clear_device_,
     create_nested, del_, exclude(inplace), extend, filter_empty_, flatten_keys(inplace), insert,

@@ -69,7 +69,7 @@ class Failed:
     reason: str
 
 
-# ------------------------------------------------------------------------ which rows there are
+# ----------------------------------------------------------------------------------------- rows
 
 
 def public_names(container: type) -> list[str]:
@@ -113,7 +113,7 @@ def containers_of(kind: str, packages: Iterable[ModuleType]) -> list[type]:
 # ------------------------------------------------------------------------ one row
 
 
-def seen(result: Any) -> dict[str, Any]:
+def parts_of(result: Any) -> dict[str, Any]:
     """The part of a result that two packages must agree on."""
     if isinstance(result, bool | int | float | str | bytes | Tensor | dict):
         return plain(result)
@@ -122,7 +122,7 @@ def seen(result: Any) -> dict[str, Any]:
     if isinstance(result, list | tuple):
         found = {"@len": len(result)}
         for i, part in enumerate(result):
-            found |= {f"{i}.{path}": value for path, value in seen(part).items()}
+            found |= {f"{i}.{path}": value for path, value in parts_of(part).items()}
         return found
     return {}
 
@@ -132,8 +132,8 @@ def containers(row: str, inputs: Inputs, count: int) -> list[Any]:
     if row not in FRESH:
         return [inputs.td] * count
     if row == "unlock_":
-        return [inputs.made().lock_() for _ in range(count)]
-    return [inputs.made() for _ in range(count)]
+        return [inputs.create().lock_() for _ in range(count)]
+    return [inputs.create() for _ in range(count)]
 
 
 def block(rule: Rule, inputs: Inputs, tds: list[Any]) -> float:
@@ -165,7 +165,7 @@ def agreement(row: str, rule: Rule, both: dict[str, Inputs]) -> str | None:
     for inputs in both.values():
         (td,) = containers(row, inputs, 1)
         result = rule(td, inputs)
-        found.append({f"result {k}": v for k, v in seen(result).items()} | seen(td))
+        found.append({f"result {k}": v for k, v in parts_of(result).items()} | parts_of(td))
     return difference(found[0], found[1])
 
 
@@ -179,10 +179,10 @@ def timed(row: str, both: dict[str, Inputs], rounds: int) -> tuple[list[float], 
         counts = dict.fromkeys(counts, min(counts.values()))
     times: dict[str, list[float]] = {side: [] for side in both}
     start = time.process_time()
-    for turn in range(rounds):
-        if turn > 2 and time.process_time() - start > PATIENCE:
+    for round_index in range(rounds):
+        if round_index > 2 and time.process_time() - start > PATIENCE:
             break
-        for side in list(both)[:: 1 if turn % 2 else -1]:
+        for side in list(both)[:: 1 if round_index % 2 else -1]:
             tds = containers(row, both[side], counts[side])
             times[side].append(block(rule, both[side], tds))
     return times["ours"], times["peer"]
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     kinds = [kind for kind, short in KINDS.items() if short in args.kinds]
     torch.set_num_threads(1)
-    gc.freeze()  # what is imported is not looked through again before each row
+    gc.freeze()  # imported objects are not traversed again before each row
     print(setting := machine(packages))
     outcomes = []
     for outcome in measure_all(packages, kinds, args.sizes, args.ops, args.rounds):

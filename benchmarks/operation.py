@@ -1,4 +1,4 @@
-"""What one row of a benchmark's table is made of."""
+"""The parts of one row of a benchmark's table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,10 +41,10 @@ def whole(result: Any) -> Any:
 
 @dataclass(frozen=True)
 class Operation:
-    """The same work for two packages and by hand; each call returns what it made or changed.
+    """The same work for two packages and by hand; each call returns its result.
 
     `make(package)` prepares the data and returns the call to time, for any package with the names
-    of PyTorch's tensordict; `floor()` does so for plain torch. All three are seeded alike.
+    of PyTorch's tensordict; `floor()` does so for plain torch. All three have the same seed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Operation:
     aim: Aim | None = None
     alone: bool = False  # one process per package: the peer patches torch's vmap when imported
     first: bool = False  # only the very first call counts, in a fresh process per package
-    cached: bool = False  # first: what ours keeps on disk for later processes is there already
+    cached: bool = False  # first: files that ours stores for later processes exist already
     big: bool = False  # takes gigabytes: left out unless asked for
     read: Callable[[Any], Any] = whole  # the part of a result that the floor has too
     compared: Callable[[Any], Any] = whole  # the part that ours and the peer must agree on

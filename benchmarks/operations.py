@@ -61,7 +61,7 @@ def walk2(f: Callable[..., Any], tree: Entries, other: Entries) -> Entries:
 
 
 def merge(f: Callable[[list], Any], trees: list[Entries]) -> Entries:
-    """`f` on the list of leaves that stand at the same place."""
+    """`f` on the list of leaves with the same key."""
     return {
         k: merge(f, [t[k] for t in trees]) if type(v) is dict else f([t[k] for t in trees])
         for k, v in trees[0].items()
@@ -69,7 +69,7 @@ def merge(f: Callable[[list], Any], trees: list[Entries]) -> Entries:
 
 
 def part(f: Callable[[Tensor], tuple], tree: Entries, num_parts: int) -> list[Entries]:
-    """Splits every leaf with `f` and gives each part a tree of its own."""
+    """Splits every leaf with `f` and makes a tree of each part."""
     parts: list[Entries] = [{} for _ in range(num_parts)]
     for k, v in tree.items():
         pieces = part(f, v, num_parts) if type(v) is dict else f(v)

@@ -27,7 +27,7 @@ COMMAND = "python -m benchmarks.peer_extension"
 
 
 def library() -> Path:
-    """Where the compiled module of this torchrl, for this torch and this Python, has its place."""
+    """The path of the compiled module of this torchrl, for this torch and this Python."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     versions = f"{PEER}-{importlib.metadata.version(PEER)}-torch-{torch.__version__}"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")

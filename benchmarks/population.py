@@ -70,7 +70,7 @@ class Row:
         return digits(1e3 * statistics.median(self.seconds(side)))
 
     def with_grads(self, side: str) -> str:
-        """In brackets the gradients' share."""
+        """The time, with the gradients' fraction in brackets."""
         shares = [took.grads / took.wall for took in self.took[side]]
         return f"{self.shown(side)} ({statistics.median(shares):.0%})"
 
@@ -150,7 +150,7 @@ def measure(
         torch.set_num_threads(threads)
         blocks: dict[str, Callable[[], Any]] = {}
         for side, steps in sides.items():
-            steps()  # what is compiled at first use
+            steps()  # compiles at first use
             blocks[side] = partial(steps.timed, calls_of(steps.timed(1).wall))
         if worker is not None:
             worker.ask("threads", num=threads)

@@ -67,7 +67,7 @@ def prepare(case: Case) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what is timed."""
+    """Versions of the timed packages."""
     return {name: version(name) for name in ("agilerl", "torch")}
 
 

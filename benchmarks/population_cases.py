@@ -10,14 +10,14 @@ from benchmarks.search_worker import Case
 
 @dataclass(frozen=True)
 class Kind:
-    """A learner, of which there are populations."""
+    """A learner whose populations are measured."""
 
     name: str
     told: str
     members: tuple[int, ...]
     aim: tuple[int, float] | None = None  # so many members at most so many times ...
     of_sum: bool = False  # ... as many steps one after the other, and not one step
-    peer: bool = False  # there is AgileRL's
+    peer: bool = False  # AgileRL has one
     big: bool = False  # seconds a step
 
 

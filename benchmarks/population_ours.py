@@ -161,7 +161,7 @@ def subject(kind: str) -> tuple[Learner, TensorDict]:
     return SUBJECTS[kind]()
 
 
-# -- what is timed
+# -- timed calls
 
 
 class Took(NamedTuple):
@@ -202,11 +202,11 @@ def steps_of(kind: str, members: int) -> dict[str, Steps]:
     are recorded where they are small; and all by vmap."""
     learner, batch = subject(kind)
 
-    def population(how: Literal["vmap"] | None) -> Steps:
+    def population(way: Literal["vmap"] | None) -> Steps:
         grads: Literal["vmap", "traced"] | None = "traced" if kind in RECORDED else None
-        joined = Population(learner, members, grads=how or grads, apply=how)
+        joined = Population(learner, members, grads=way or grads, apply=way)
         steps = Steps(joined, [joined.init(0)], batch)
-        if how is None and kind in RECORDED:
+        if way is None and kind in RECORDED:
             for _ in range(CALLS_BEFORE):
                 steps()
         return steps

@@ -19,7 +19,7 @@ from raffia.recipes.efficientzero.presets import PRESETS
 
 @dataclass(frozen=True)
 class Constants:
-    """What one card did at the preset's sizes, by `python -m benchmarks.device`."""
+    """Rates of one GPU at the preset's sizes, by `python -m benchmarks.device`."""
 
     name: str
     act: float  # environment steps a second

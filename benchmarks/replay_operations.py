@@ -167,7 +167,7 @@ class Replay:
         return call
 
     def update_floor(self) -> Call:
-        """Priorities into random places of an array."""
+        """Priorities into random positions of an array."""
         priorities = torch.zeros(self.capacity)
         index = in_turn(permuted(self.capacity // 10), self.batch_size)
         new = torch.rand(self.batch_size)

@@ -304,19 +304,19 @@ def ahead_settings(reanalyzers: ReanalyzersConfig, engine: EngineConfig) -> Effi
 def ahead_ratio(engine: str, rounds: int) -> float:
     """An update whose batch a worker made, against one whose batch was made in turn."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
-        made = []
+        loops = []
         for name, num in (("here", 0), ("there", 1)):
             path = Path(folder) / name
             workers = ReanalyzersConfig(num=num, ahead=8 * num, cpus=0.5)
             at = EngineConfig(name=engine if num else "inline")  # type: ignore[arg-type]
-            made.append(Updates(ahead_settings(workers, at), path))
-            opened.callback(made[-1].run.close)
-            made[-1](20)
-        in_turn, there = made
-        assert there.run.ahead is not None
-        pids = pids_of(there.run.ahead.pool)
+            loops.append(Updates(ahead_settings(workers, at), path))
+            opened.callback(loops[-1].run.close)
+            loops[-1](20)
+        inline, ahead = loops
+        assert ahead.run.ahead is not None
+        pids = pids_of(ahead.run.ahead.pool)
         ratios = [
-            max(cpu_seconds(lambda: there(50), pids)) / max(cpu_seconds(lambda: in_turn(50)))
+            max(cpu_seconds(lambda: ahead(50), pids)) / max(cpu_seconds(lambda: inline(50)))
             for _ in range(rounds)
         ]
     return statistics.median(ratios)

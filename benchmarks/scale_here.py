@@ -89,7 +89,7 @@ def off_ratio(preset: str, rounds: int, num: int) -> float:
 
 
 def waiting_share(engine: str, num: int) -> float:
-    """The share of time that a learner waits for one actor beside it."""
+    """The fraction of time that a learner waits for one actor beside it."""
     with tempfile.TemporaryDirectory() as folder:
         actors = ActorsConfig(num=1, ahead=16, cpus=0.5)
         at = EngineConfig(name=engine)  # type: ignore[arg-type]

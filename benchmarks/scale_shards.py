@@ -41,7 +41,7 @@ class MakesWithoutSearch(ReanalyzeRole):
     def __init__(self, config: str, index: int) -> None:
         self.config = run = from_json(EfficientZeroRun, json.loads(config)["run"])
         self.planner = make_planner(make_networks(run, SPEC), run, SPEC)
-        self._version = 0  # its networks are never asked
+        self._version = 0  # its networks are never used
         self._mirrors = ShardMirrors()
 
 

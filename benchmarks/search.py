@@ -60,7 +60,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def start(args: argparse.Namespace, exits: ExitStack) -> dict[str, Worker]:
-    """One process per package that is there."""
+    """One process per installed package."""
     pythons = {
         "ours": Path(sys.executable),
         "lightzero": args.lightzero_python,

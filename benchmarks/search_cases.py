@@ -37,7 +37,7 @@ def rough(case: Case) -> bool:
 @dataclass(frozen=True)
 class Aim:
     name: str
-    measured: Callable[[Row], float | None]  # None: what it compares with is not there
+    measured: Callable[[Row], float | None]  # None: the compared package is missing
     bound: float
     at_most: bool = False
 

@@ -65,15 +65,15 @@ class Row:
         return statistics.median(shares[part] for shares in self.shares[side])
 
     def overhead(self) -> float | None:
-        """The share of tree and glue in our search."""
+        """The fraction of tree and glue in our search."""
         if "ours" not in self.shares:
             return None
         return statistics.median(1 - shares["model"] for shares in self.shares["ours"])
 
 
 def measure(case: Case, workers: dict[str, Worker], effort: Effort, clock: str) -> Row:
-    """Time a case with every side that there is; one that fails must not hide the others."""
-    asked = {
+    """Time a case with every available side; one that fails must not hide the others."""
+    selected = {
         name: (workers[side.worker], replace(case, policy=side.policy))
         for name, side in SIDES.items()
         if side.worker in workers and case.model in side.models
@@ -81,15 +81,15 @@ def measure(case: Case, workers: dict[str, Worker], effort: Effort, clock: str) 
     row = Row(case, {}, {}, {}, clock)
     lengths: dict[str, int] = {}
     spent = 0.0
-    for turn in range(-1, effort.rounds):  # the first prepares
-        if turn >= 3 and spent > effort.patience:
+    for round_index in range(-1, effort.rounds):  # the first prepares
+        if round_index >= 3 and spent > effort.patience:
             break
-        names = [name for name in asked if name not in row.failures]
-        first = turn % max(1, len(names))
+        names = [name for name in selected if name not in row.failures]
+        first = round_index % max(1, len(names))
         for name in names[first:] + names[:first]:
-            worker, its_case = asked[name]
+            worker, its_case = selected[name]
             try:
-                if turn < 0:
+                if round_index < 0:
                     lengths[name] = max(1, round(effort.seconds / worker.make(its_case)))
                     row.seconds[name], row.shares[name] = [], []
                     continue

@@ -56,7 +56,7 @@ class Search(Protocol):
     """A package's search of one case, in its worker."""
 
     def __call__(self) -> Any:
-        """The whole: the root, then the simulations, up to actions, visits and values."""
+        """A complete search: the root, then the simulations, up to actions, visits and values."""
 
     def shares(self) -> Shares:
         """Of one call."""
@@ -74,7 +74,7 @@ def clocked(call: Call, num_calls: int) -> Seconds:
 
 
 class Stopwatch:
-    """Says what share of a call its parts take, in CPU time.
+    """Measures the fraction of a call's CPU time that its parts take.
 
     >>> watch = Stopwatch()
     >>> add = watch.timed("tree", sum)
@@ -135,7 +135,7 @@ def serve(
                 del searches[next(iter(searches))]
             gc.collect()
             searches[key] = prepare(Case(**case))
-            searches[key]()  # what is compiled at first use
+            searches[key]()  # compiles at first use
         return clocked(searches[key], 2).cpu
 
     def block(case: dict[str, Any], num_calls: int) -> Seconds:
@@ -155,7 +155,7 @@ def serve(
         asked = json.loads(line)
         try:
             answer = {"answer": known[asked.pop("do")](**asked)}
-        except Exception as error:  # sent to the one who asked, who decides
+        except Exception as error:  # sent to the caller, who decides
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)
 

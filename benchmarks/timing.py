@@ -1,4 +1,4 @@
-"""Interleaved timing: several calls take turns, so that the machine's load hits them alike."""
+"""Interleaved timing: several calls take turns, so that the machine's load affects all equally."""
 
 import gc
 import itertools
@@ -23,11 +23,11 @@ def block(call: Call, num_calls: int) -> float:
 def block_length(call: Call, seconds: float, first: float = 0.0) -> int:
     """How many calls fill a block of `seconds`; the trial blocks warm the call up.
 
-    `first` is what its very first call took: what is slow then and again needs no more trials.
+    `first` is the time of the very first call: if it and a second are slow, no more are needed.
     """
     if min(first, block(call, 1)) > 4 * seconds:
         return 1
-    block(call, 1)  # what is compiled may compile again for the entries that its first call wrote
+    block(call, 1)  # compiled code may be compiled again for entries that the first call wrote
     num_calls = 1
     while (per_call := block(call, num_calls)) * num_calls < seconds / 4:
         num_calls *= 4
@@ -47,10 +47,10 @@ def take_turns(
     gc.collect()
     gc.disable()
     try:
-        for turn in range(rounds):
-            if turn >= least and time.process_time() - start > patience:
+        for round_index in range(rounds):
+            if round_index >= least and time.process_time() - start > patience:
                 break
-            first = turn % len(names)
+            first = round_index % len(names)
             for name in names[first:] + names[:first]:
                 times[name].append(blocks[name]())
     finally:

@@ -188,7 +188,7 @@ def positions(game: LineGame, empty: int, num: int, seed: int = 0) -> tuple[Tens
     draw, solver = random.Random(seed), Solver(game)
     found: dict[tuple[int, ...], list[int]] = {}
     squares = game.rows * game.columns
-    for _ in range(50 * num):  # there may be fewer
+    for _ in range(50 * num):  # fewer may exist
         if len(found) == num:
             break
         board = torch.zeros(1, squares, dtype=torch.int8)
@@ -250,7 +250,7 @@ def walk_case(distance: int, num: int) -> Case:
 class Found:
     """What a search of all roots came to."""
 
-    best: float  # share of roots whose most visited action is a best one
+    best: float  # fraction of roots whose most visited action is a best one
     nodes: float  # mean number
     unlike: float  # unlike states among them, mean number
     seconds: float  # CPU time of the process

@@ -1,4 +1,4 @@
-"""The command line in a process of its own, and processes that are looked at from outside."""
+"""The command line in its own process, and information about processes."""
 
 import os
 import subprocess
@@ -11,37 +11,37 @@ RAFFIA = [sys.executable, "-m", "raffia"]
 
 
 def environment(**more):
-    """Of a process that imports what this one can import, and computes with one thread."""
+    """The environment of a process with this one's import paths and one thread."""
     paths = os.pathsep.join([path for path in sys.path if path])
     return os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | more
 
 
-def started(*words, **options):
-    """A command that goes on in a session of its own; its output can be read, as one text."""
+def started(*args, **options):
+    """Start a command in its own session; its output can be read as one text."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
-    command = [*RAFFIA, *map(str, words)]
+    command = [*RAFFIA, *map(str, args)]
     return subprocess.Popen(command, env=environment(), start_new_session=True, **options)
 
 
-def wait_for(what, seconds=60.0, process=None):
-    """What a call gives, once that is true; `process` is to live meanwhile."""
-    until = time.monotonic() + seconds
-    while not (found := what()):
+def wait_for(condition, seconds=60.0, process=None):
+    """The result of `condition()` once it is true; `process` must live meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
         assert process is None or process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until, "it did not come to that"
+        assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.02)
     return found
 
 
 class Process(NamedTuple):
-    """What /proc tells of a process."""
+    """Entries of /proc of a process."""
 
     parent: int
     session: int
 
 
 def living():
-    """The processes that live, by their numbers."""
+    """The living processes by their ids."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -55,7 +55,7 @@ def living():
 
 def children(parent):
     """The processes that this one has started."""
-    return [pid for pid, one in living().items() if one.parent == parent]
+    return [pid for pid, process in living().items() if process.parent == parent]
 
 
 def descendants(pid):

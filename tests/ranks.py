@@ -1,7 +1,7 @@
 """Processes that run a program together over gloo, as ranks of `torch.distributed`.
 
-They are started once and asked again and again, since importing torch is what takes long. Nothing
-waits for ever: a group gives up after `PATIENCE` seconds, and ranks that are not done in time, or
+They are started once and used for all programs, since importing torch takes long. Nothing waits
+forever: a group gives up after `PATIENCE` seconds, and ranks that are not done in time, or
 died, are killed; the next program gets new ones.
 """
 
@@ -26,14 +26,14 @@ class Ranks:
     def start(self):
         context = multiprocessing.get_context("spawn")
         for _ in range(self.most - len(self.workers)):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there,), daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), daemon=True)
             process.start()
-            there.close()
-            self.workers.append((process, here))
+            theirs.close()
+            self.workers.append((process, ours))
 
     def run(self, program, num=2, *args, seconds=60.0):
-        """What the program gives in each rank, in order; an error is given, too, as it is."""
+        """The program's result in each rank, in order; an exception is a result, too."""
         self.start()
         name = (program.__module__, program.__qualname__)
         with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ class Ranks:
 
 
 def serve(pipe):
-    """Run programs until nobody is there to ask for more."""
+    """Run programs until the pipe is closed."""
     import torch
     import torch.distributed as dist
 

@@ -13,7 +13,7 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "scripts" / "api.py"
 
 
-def test_the_examples_of_the_script_hold():
+def test_the_examples_of_the_script_pass():
     found = runpy.run_path(str(SCRIPT))
     runner = doctest.DocTestRunner()
     for name in ("packages", "with_lists"):
@@ -24,9 +24,9 @@ def test_the_examples_of_the_script_hold():
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_each_public_name_stands_on_the_page_of_its_package(tmp_path):
-    words = [sys.executable, str(SCRIPT), str(tmp_path)]
-    assert subprocess.check_output(words, text=True) == f"wrote {tmp_path / 'index.html'}\n"
+def test_each_public_name_is_on_the_page_of_its_package(tmp_path):
+    args = [sys.executable, str(SCRIPT), str(tmp_path)]
+    assert subprocess.check_output(args, text=True) == f"wrote {tmp_path / 'index.html'}\n"
     pages = {path.relative_to(tmp_path).with_suffix("") for path in tmp_path.rglob("*.html")}
     for package in runpy.run_path(str(SCRIPT))["packages"]():
         page = (tmp_path / package.replace(".", "/")).with_suffix(".html")

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# In a process of its own, since the peer patches torch. argv: how ours and the peer are imported.
+# In its own process, since the peer patches torch. argv: import names of ours and the peer.
 RUN_ALL = """
 import json, sys
 from importlib import import_module
@@ -37,11 +37,11 @@ print(json.dumps({op.name: outcome(op, packages) for op in operations(scale=1e-3
 
 
 def run_all(*packages: str) -> dict[str, str]:
-    """What became of each operation, by its name."""
+    """The outcome of each operation, by its name."""
     result = subprocess.run(
         [sys.executable, "-c", RUN_ALL, *packages],
         cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": "0"},  # the peer's hashes are then those of ours
+        env=os.environ | {"PYTHONHASHSEED": "0"},  # so the peer's hashes equal ours
         capture_output=True,
         text=True,
     )
@@ -54,7 +54,7 @@ def test_all_operations_run_and_ours_agrees_with_the_peer():
     has_peer = importlib.util.find_spec("torchrl") and importlib.util.find_spec("xxhash")
     outcomes = run_all("raffia", "torchrl") if has_peer else run_all("raffia")
     failed = {name: outcome for name, outcome in outcomes.items() if outcome != "ran"}
-    not_built = {name for name, why in failed.items() if "benchmarks.peer_extension" in why}
+    not_built = {name for name, outcome in failed.items() if "benchmarks.peer_extension" in outcome}
     assert failed.keys() == not_built, failed
     assert all(re.search("prioritized|SumTree", name, re.IGNORECASE) for name in not_built)
     assert len(outcomes) > 40

@@ -1,4 +1,4 @@
-"""The battery for a card, on the CPU: it runs, and it sees what disagrees or fails."""
+"""The checks for a GPU, on the CPU: they run, and notice disagreement and failures."""
 
 import itertools
 import json
@@ -35,18 +35,18 @@ QUICK = "^(TensorDict|replay|update, cartpole|search, cartpole|figures, wordle)$
 
 
 def run(capsys, *args):
-    """The command's status, and what it says."""
+    """The command's status and output."""
     status = device.main(["--device", "cpu", "--seconds", "0", *args])
     return status, capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_without_a_card_it_runs_and_says_what_was_not_measured(capsys, tmp_path):
+def test_without_a_gpu_it_runs_and_lists_what_was_not_measured(capsys, tmp_path):
     file = tmp_path / "figures.json"
-    status, said = run(capsys, "--ops", QUICK, "--json", str(file))
-    assert status == 0, said
-    for what in ("the tests that need a card", "page-locked", "CUDA graphs", "wordle: texts"):
-        assert re.search(f"^not measured: .*{what}", said, re.MULTILINE)
+    status, output = run(capsys, "--ops", QUICK, "--json", str(file))
+    assert status == 0, output
+    for part in ("the tests that need a card", "page-locked", "CUDA graphs", "wordle: texts"):
+        assert re.search(f"^not measured: .*{part}", output, re.MULTILINE)
     found = json.loads(file.read_text())
     assert found["holds"] and not found["failures"] and found["small"]
     assert {check["check"] for check in found["checks"]} >= {"TensorDict", "replay"}
@@ -56,15 +56,15 @@ def test_without_a_card_it_runs_and_says_what_was_not_measured(capsys, tmp_path)
 
 
 @pytest.mark.slow
-def test_all_of_it_runs(capsys):
-    status, said = run(capsys, "--ops", "^(?!tests)")
-    assert status == 0, said
+def test_all_checks_run(capsys):
+    status, output = run(capsys, "--ops", "^(?!tests)")
+    assert status == 0, output
     for name in [*device.CHECKS, "atari100k: the whole loop", "tower, forward and backward"]:
-        assert name in said
+        assert name in output
 
 
 @pytest.mark.slow
-def test_a_disagreement_and_a_failure_are_told(capsys, monkeypatch):
+def test_a_disagreement_and_a_failure_are_reported(capsys, monkeypatch):
     def broken(device, small):
         raise RuntimeError("no kernel image")
 
@@ -72,27 +72,30 @@ def test_a_disagreement_and_a_failure_are_told(capsys, monkeypatch):
     checks = {"broken": broken, "other": lambda device, small: [wrong]}
     monkeypatch.setattr(device, "CHECKS", checks)
     monkeypatch.setattr(device, "gpu_tests", lambda: Outcome({"passed": 1, "failed": 1}, "why\n"))
-    for name, words in (
+    for name, message in (
         ("other", "disagrees: other: numbers, 3"),
         ("broken", "no kernel image"),
         ("tests", "1 passed, 1 failed"),
     ):
-        status, said = run(capsys, "--ops", f"^{name}$")
-        assert status == 1 and words in said
+        status, output = run(capsys, "--ops", f"^{name}$")
+        assert status == 1 and message in output
 
 
 def larger(tree):
     return tree.apply(lambda x: x + 1)
 
 
-def more_tokens(said):
-    return replace(said, tokens=[[[*text, 1] for text in of] for of in said.tokens])
+def more_tokens(generated):
+    return replace(
+        generated,
+        tokens=[[[*text, 1] for text in texts_of_prompt] for texts_of_prompt in generated.tokens],
+    )
 
 
 CARTPOLE = "update, cartpole"
 
 
-WRONG = [  # the check, whose results are changed and how, and what is to be seen
+WRONG = [  # the check, the function with changed results, the change, and the failed agreements
     (CARTPOLE, (EfficientZeroLearner, "grads"), lambda both: (both[0] * 1.1, both[1]), {"grads"}),
     (CARTPOLE, (EfficientZeroLearner, "apply"), larger, {"apply, of the same gradients"}),
     ("search, cartpole", (Planner, "root"),
@@ -116,13 +119,13 @@ def test_a_figure_that_fails_leaves_the_others(capsys, monkeypatch):
         yield "second", lambda: Figure("second", 0.5, {"calls": 1.0}, Cost(1e9, 1e9, 5))
 
     monkeypatch.setattr(device, "GROUPS", {"some": group})
-    status, said = run(capsys, "--ops", "^some$")
-    assert status == 1 and "failed: first: OutOfMemoryError: too large" in said
-    assert re.search("^second .* 2 calls", said, re.MULTILINE)
+    status, output = run(capsys, "--ops", "^some$")
+    assert status == 1 and "failed: first: OutOfMemoryError: too large" in output
+    assert re.search("^second .* 2 calls", output, re.MULTILINE)
 
 
 def every_second(call, change):
-    """The call, whose result is changed each second time: that of the device, in a check."""
+    """The call with every second result changed: the device's, in a check."""
     count = itertools.count()
 
     def twin(*args, **kwargs):
@@ -136,14 +139,14 @@ def differing(check):
     return {agreement.what for agreement in check(CPU, True) if not agreement.holds}
 
 
-@pytest.mark.parametrize(("check", "where", "change", "seen"), WRONG)
-def test_each_check_sees_a_device_that_is_wrong(check, where, change, seen, monkeypatch):
+@pytest.mark.parametrize(("check", "target", "change", "failed"), WRONG)
+def test_each_check_notices_a_wrong_device(check, target, change, failed, monkeypatch):
     assert not differing(device.CHECKS[check])
-    monkeypatch.setattr(*where, every_second(getattr(*where), change))
-    assert differing(device.CHECKS[check]) >= seen
+    monkeypatch.setattr(*target, every_second(getattr(*target), change))
+    assert differing(device.CHECKS[check]) >= failed
 
 
-def test_what_differs_is_seen():
+def test_agreements_notice_differences():
     ones = TensorDict(a=torch.ones(3), b=torch.ones(2))
     other = TensorDict(a=torch.ones(3), b=torch.tensor([1.0, 1.1]))
     one, nan = torch.ones(1), torch.tensor([float("nan")])
@@ -164,25 +167,25 @@ def test_what_differs_is_seen():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "message"),
     [
         (["--device", "cuda"], "sees no card"),
         (["--device", "meta"], "cuda and cpu"),
         (["--ops", "nothing"], "--list names them"),
     ],
 )
-def test_what_can_not_be_asked_for(words, told):
-    if torch.cuda.is_available() and "cuda" in words:
+def test_invalid_arguments_are_refused(args, message):
+    if torch.cuda.is_available() and "cuda" in args:
         pytest.skip("there is one")
-    with pytest.raises(SystemExit, match=told):
-        device.main(words)
+    with pytest.raises(SystemExit, match=message):
+        device.main(args)
 
 
 def test_parameters_that_rounding_moves_are_not_compared():
     params = TensorDict(w=torch.tensor([1.0, 2.0, 3.0]), bias=torch.tensor([4.0]))
     grads = TensorDict(w=torch.tensor([0.5, -1e-6, 0.5]), bias=torch.tensor([1e-9]))
-    kept = step(params, TensorDict(grads=grads))
-    assert kept["w"].tolist() == [1, 0, 3] and kept["bias"].tolist() == [0]
+    compared = step(params, TensorDict(grads=grads))
+    assert compared["w"].tolist() == [1, 0, 3] and compared["bias"].tolist() == [0]
 
 
 def test_bytes_and_operations_are_those_that_reach_the_device():
@@ -195,7 +198,7 @@ def test_bytes_and_operations_are_those_that_reach_the_device():
     assert picked.num_bytes >= 2 * 3 * 2 * 4 and picked.num_bytes < table.numel() * 4
 
 
-def test_precision_is_put_back():
+def test_precision_is_restored():
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [backend.allow_tf32 for backend in backends]
     with pytest.raises(KeyError), fixed_precision("tf32"):
@@ -206,7 +209,7 @@ def test_precision_is_put_back():
 
 @pytest.mark.parametrize("subject", device_constants.SUBJECTS)
 def test_graphs_are_warmed_up_recorded_and_replayed(subject, monkeypatch):
-    """By a twin of the card, which records nothing that the CPU could not do."""
+    """With a twin of the GPU, which runs on the CPU."""
     twin = Twin()
     monkeypatch.setattr(device_constants, "Card", lambda device: twin)
     effort = Effort(CPU, 0.0, small=True)
@@ -218,7 +221,7 @@ def test_graphs_are_warmed_up_recorded_and_replayed(subject, monkeypatch):
         assert figure.cost.flops > 1e7 and figure.precision == variant.precision
 
 
-def test_on_a_card_less_is_left_open():
+def test_on_a_gpu_more_is_measured():
     card, figure = torch.device("cuda", 0), Figure("tower, graph, bfloat16", 1.0, {}, Cost(3e13))
     report = Report(Effort(card, 3.0, small=False), Outcome({"passed": 97}, ""), figures=[figure])
     assert not not_measured(report)
@@ -229,13 +232,13 @@ def test_on_a_card_less_is_left_open():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", [*device.CHECKS, "convolutions"])
-def test_the_battery_agrees_on_a_card(part, capsys):
+def test_all_checks_agree_on_a_gpu(part, capsys):
     status = device.main(["--small", "--seconds", "0", "--ops", f"^{re.escape(part)}$"])
     assert status == 0, capsys.readouterr().out
 
 
-def test_tests_that_need_a_card_bear_the_mark():
-    """One word for all of them, by which the battery finds them."""
+def test_tests_that_need_a_gpu_have_the_mark():
+    """One mark for all of them, by which the benchmark finds them."""
     by_hand = re.compile(r"skipif\(\s*not torch\.cuda|\*\s*torch\.cuda\.is_available")
     found = {file: file.read_text() for file in ROOT.glob("tests/**/*.py")}
     assert not [file for file, text in found.items() if by_hand.search(text)]

@@ -1,4 +1,4 @@
-"""The table of all methods: none of the containers' public names is missing from it unsaid."""
+"""The table of all methods: every public name of the containers has a row or a reason."""
 
 import importlib.util
 import inspect
@@ -16,7 +16,7 @@ from benchmarks import methods
 from benchmarks.method_rules import FRESH, KINDS, LEFT_OUT, NOT_COMPARED, NOT_FOR, RULES, Inputs
 
 
-def unsaid(container: type, kind: str, rows: list[str]) -> set[str]:
+def missing_names(container: type, kind: str, rows: list[str]) -> set[str]:
     """Public names that have neither a row nor a reason."""
     timed = {methods.base(row) for row in rows}
     return {*methods.public_names(container)} - timed - {*LEFT_OUT} - {*NOT_FOR[KINDS[kind]]}
@@ -25,21 +25,21 @@ def unsaid(container: type, kind: str, rows: list[str]) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_public_name_has_a_row_or_a_reason(kind):
     container = getattr(raffia, kind)
-    assert not unsaid(container, kind, methods.row_names(kind, [container]))
+    assert not missing_names(container, kind, methods.row_names(kind, [container]))
     assert all(reason for reason in [*LEFT_OUT.values(), *NOT_FOR[KINDS[kind]].values()])
 
     class More(container):
-        """A method that is new has a row, and is missed without it."""
+        """A new method gets a row, and is missing without one."""
 
         def more(self) -> None: ...
 
     if kind == "TensorDict":
         rows = methods.row_names(kind, [More])
         assert "more" in rows
-        assert unsaid(More, kind, [row for row in rows if row != "more"]) == {"more"}
+        assert missing_names(More, kind, [row for row in rows if row != "more"]) == {"more"}
 
 
-def test_what_is_said_of_names_is_said_of_names_there_are():
+def test_rules_and_reasons_are_for_existing_names():
     names = {*methods.public_names(raffia.TensorDict)}
     names |= {*methods.public_names(raffia.LazyStackedTensorDict)}
     unknown = {row for row in RULES if methods.base(row) not in names and row[:2] != "__"}
@@ -84,13 +84,13 @@ def test_no_argument_of_the_peer_is_missing_without_a_reason(kind):
         theirs, mine = (getattr(cls, name, None) for cls in (peer, getattr(raffia, kind)))
         if callable(theirs) and callable(mine):
             names, any_others = arguments(mine)
-            left = arguments(theirs)[0] - names
-            if left and not any_others:
-                missing[name] = left
+            lacking = arguments(theirs)[0] - names
+            if lacking and not any_others:
+                missing[name] = lacking
     text = (Path(__file__).parents[1] / "docs" / "tensordict.md").read_text()
-    for name, left in missing.items():
-        assert left <= ARGUMENTS_LEFT_OUT.get(name, set()), name
-        for argument in left - {"items"}:
+    for name, lacking in missing.items():
+        assert lacking <= ARGUMENTS_LEFT_OUT.get(name, set()), name
+        for argument in lacking - {"items"}:
             assert f"`{argument}=`" in text
     assert kind != "TensorDict" or {*missing} == {*ARGUMENTS_LEFT_OUT} - {
         "lazy_stack",
@@ -117,16 +117,16 @@ def test_every_row_runs(kind):
 
 @pytest.mark.slow
 def test_a_row_whose_results_differ_is_not_timed():
-    both = {side: Inputs(raffia, "TensorDict", 12) for side in ("ours", "peer")}
-    assert isinstance(methods.measure("neg", "TensorDict", both, 1), methods.Timed)
-    both["peer"].td["l0"].add_(1)
-    failed = methods.measure("neg", "TensorDict", both, 1)
+    inputs = {side: Inputs(raffia, "TensorDict", 12) for side in ("ours", "peer")}
+    assert isinstance(methods.measure("neg", "TensorDict", inputs, 1), methods.Timed)
+    inputs["peer"].td["l0"].add_(1)
+    failed = methods.measure("neg", "TensorDict", inputs, 1)
     assert isinstance(failed, methods.Failed)
     assert re.search("results differ: at 'result l0'", failed.reason)
 
 
 @pytest.mark.parametrize("row", sorted(FRESH - {"batch_size(set)"}))
-def test_each_call_of_a_row_that_changes_entries_has_a_container_of_its_own(row):
+def test_each_call_of_a_row_that_changes_entries_has_its_own_container(row):
     inputs = Inputs(raffia, "LazyStackedTensorDict", 12)
     first, second = methods.containers(row, inputs, 2)
     assert first is not second
@@ -137,7 +137,7 @@ def test_each_call_of_a_row_that_changes_entries_has_a_container_of_its_own(row)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("tensordict"), reason="needs the peer")
-def test_the_command_prints_rows_means_and_what_is_left_out():
+def test_the_command_prints_rows_means_and_left_out_names():
     command = [sys.executable, "-m", "benchmarks.methods", "--sizes", "12", "--rounds", "1"]
     result = subprocess.run([*command, "--ops", "^(neg|any)$"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Where programs written for tensordict look for names: in whatever order they are imported."""
+"""Import paths of programs written for tensordict, in any order of imports."""
 
 import subprocess
 import sys
@@ -53,16 +53,16 @@ memmap(raffia.TensorDict(a=1.0))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first,second", [(0, 1), (1, 0), (2, 0), (3, 4), (4, 3), (4, 1)])
-def test_a_decorator_stays_one_whatever_was_imported_first(first, second):
+def test_a_decorator_stays_one_after_any_imports(first, second):
     code = f"{FIRST[first]}\n{FIRST[second]}\n{AFTER}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_in_this_process_too():
+def test_the_imports_work_in_this_process_too():
     exec("".join([line + "\n" for line in FIRST]) + AFTER, {"__name__": "doors"})
 
 
-def test_private_names_that_programs_use_do_what_they_say():
+def test_private_names_that_programs_use_work():
     import torch
 
     from raffia import NonTensorData, TensorDict

@@ -1,4 +1,4 @@
-"""The parts of examples/ensemble.py, against what is known of carts, poles and ensembles."""
+"""The parts of examples/ensemble.py, against known results for cart-pole and ensembles."""
 
 import importlib.util
 import math
@@ -45,20 +45,20 @@ def test_a_resting_cart_pushed_at_the_top():
     assert after[0].item() == pytest.approx(10 * 0.02**2 * v_dot, rel=0.02)  # 0 + 1 + ... + 4 = 10
 
 
-def test_a_pole_that_hangs_stays():
+def test_a_hanging_pole_stays_at_rest():
     hanging = torch.tensor([[0.0, 0.0, math.pi, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(example.cart_pole_step(hanging, torch.zeros(1)), hanging)
 
 
-def test_stacked_prediction_is_each_members_own():
+def test_stacked_prediction_equals_each_member_s():
     members = example.make_members(SMALL)
     params = from_modules(*members)
     shared = torch.randn(3, 5, generator=generator(0))
-    own = torch.randn(2, 3, 5, generator=generator(1))
-    want = torch.stack([member(shared) for member in members])
-    torch.testing.assert_close(example.predict(members[0], params, shared), want)
-    want = torch.stack([member(x) for member, x in zip(members, own, strict=True)])
-    torch.testing.assert_close(example.predict(members[0], params, own), want)
+    separate = torch.randn(2, 3, 5, generator=generator(1))
+    expected = torch.stack([member(shared) for member in members])
+    torch.testing.assert_close(example.predict(members[0], params, shared), expected)
+    expected = torch.stack([member(x) for member, x in zip(members, separate, strict=True)])
+    torch.testing.assert_close(example.predict(members[0], params, separate), expected)
 
 
 def trained(config, data):
@@ -77,7 +77,7 @@ def test_same_seed_same_run_and_the_loss_falls():
     assert (torch.stack(losses[-5:]).mean(0) < torch.stack(losses[:5]).mean(0)).all()
 
 
-def test_members_do_not_leave_traces_in_the_global_random_state():
+def test_members_do_not_change_the_global_random_state():
     state = torch.get_rng_state()
     one, two = example.make_members(SMALL), example.make_members(SMALL)
     assert torch.equal(torch.get_rng_state(), state)
@@ -85,11 +85,11 @@ def test_members_do_not_leave_traces_in_the_global_random_state():
     assert not torch.equal(one[0][0].weight, one[1][0].weight)
 
 
-def test_run_says_what_it_does_and_leaves_a_file(tmp_path):
-    said = []
-    example.run(SMALL, tmp_path, said.append)
-    assert "update  3/3 | loss" in "\n".join(said)
-    assert said[-2].endswith("equal: True")
+def test_run_prints_its_progress_and_writes_a_file(tmp_path):
+    lines = []
+    example.run(SMALL, tmp_path, lines.append)
+    assert "update  3/3 | loss" in "\n".join(lines)
+    assert lines[-2].endswith("equal: True")
     saved = TensorDict.load(tmp_path / "ensemble.safetensors")
     assert saved.batch_size == (2,)
     assert saved["0", "weight"].shape == (2, 7, 5)

@@ -58,7 +58,7 @@ FORBIDDEN_CALLS = {
     *("yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.unsafe_load_all"),
     *("yaml.full_load", "yaml.full_load_all"),
 }
-FORBIDDEN_OPTIONS = {"allow_pickle": True, "weights_only": False}  # as numpy and torch have them
+FORBIDDEN_OPTIONS = {"allow_pickle": True, "weights_only": False}  # of numpy and torch
 MODULE_OF = {  # project on PyPI -> what it is imported as, where the two differ
     "ale-py": "ale_py",
     "imageio-ffmpeg": "imageio_ffmpeg",
@@ -115,10 +115,10 @@ def test_rooms_import_downward_only_and_use_no_private_member_of_another():
 
 
 def test_only_declared_packages_are_imported_and_an_optional_one_in_one_file_of_a_room():
-    (needed, optional), found = declared(), foreign_packages(SOURCE)
-    assert not found.keys() - needed - optional, "add it to pyproject.toml, or do without"
+    (required, optional), found = declared(), foreign_packages(SOURCE)
+    assert not found.keys() - required - optional, "add it to pyproject.toml, or do without"
     assert scattered(found, optional, SOURCE) == []
-    assert not PEERS & (needed | optional | found.keys())
+    assert not PEERS & (required | optional | found.keys())
     # The report reads files and draws without torch.
     assert not {room_of(path, SOURCE) for path in found["torch"]} & {"report", "draw"}
 
@@ -135,7 +135,7 @@ def layer_violations(source: Path) -> list[str]:
         if room not in TABLE:
             found.append(f"{path.name}: room {room!r} is not in the table")
             continue
-        own = ".".join(parts[:2]) if room == "algorithms" else room
+        home = ".".join(parts[:2]) if room == "algorithms" else room
         for name in imports(path, source):
             if name == "raffia" or not name.startswith("raffia."):
                 targets = [""] if name == "raffia" else []
@@ -144,7 +144,9 @@ def layer_violations(source: Path) -> list[str]:
                 first = target.partition(".")[0]
                 targets = [target if first in TABLE else ""]  # "" is the front door
             for target in targets:
-                if not any(target and inside(target, may) for may in [own, *GROUND, *TABLE[room]]):
+                if not any(
+                    target and inside(target, allowed) for allowed in [home, *GROUND, *TABLE[room]]
+                ):
                     found.append(f"{'/'.join(parts)}: {room} may not import raffia.{target}")
     return found
 
@@ -241,7 +243,7 @@ def test_no_unsafe_code():
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-# Guards of the guards: each must see what it is there to see.
+# Tests of the checks above: each must notice its violations.
 
 
 def fake_tree(root: Path, files: dict[str, str]) -> Path:
@@ -280,7 +282,7 @@ def fake_tree(root: Path, files: dict[str, str]) -> Path:
         ("helpers/misc.py", "import os"),
     ],
 )
-def test_a_forbidden_import_is_seen(tmp_path, name, text):
+def test_a_forbidden_import_is_noticed(tmp_path, name, text):
     assert layer_violations(fake_tree(tmp_path, {name: text})) != []
 
 
@@ -305,7 +307,7 @@ TYPED = "from typing import *\nif TYPE_CHECKING:\n    from .a import y"
 
 
 @pytest.mark.parametrize(
-    ("files", "wanted"),
+    ("files", "expected"),
     [
         ({"nn/a.py": "from raffia.nn import b", "nn/b.py": "import raffia.nn.a"}, ["a", "b"]),
         ({"nn/a.py": "def f():\n    from .b import x", "nn/b.py": "from . import a"}, ["a", "b"]),
@@ -313,13 +315,13 @@ TYPED = "from typing import *\nif TYPE_CHECKING:\n    from .a import y"
         ({"nn/a.py": "from .b import x", "nn/b.py": TYPED}, ["a", "b"]),
     ],
 )
-def test_files_that_import_each_other_are_seen(tmp_path, files, wanted):
+def test_import_cycles_are_noticed(tmp_path, files, expected):
     source = fake_tree(tmp_path, {"__init__.py": "", "nn/__init__.py": "", **files})
     found = HOUSE["cycles"](HOUSE["graph"](source))
-    assert [path.stem for part in found for path in part] == wanted
+    assert [path.stem for part in found for path in part] == expected
 
 
-def test_a_private_member_of_another_room_is_seen(tmp_path):
+def test_a_private_member_of_another_room_is_noticed(tmp_path):
     files = {
         "nn/a.py": "class A:\n    def _mine(self): ...\n    def f(self): self._mine()",
         "data/b.py": "def f(a):\n    return a._mine()",
@@ -335,7 +337,7 @@ def test_lines_of_code_are_counted():
     assert HOUSE["code_lines"](text) == 4
 
 
-def test_a_foreign_package_is_seen_and_our_own_room_of_that_name_is_not(tmp_path):
+def test_a_foreign_package_is_found_and_our_own_room_of_that_name_is_not(tmp_path):
     files = {
         "nn/a.py": "def f():\n    import gymnasium.spaces",
         "nn/b.py": "from tensordict import TensorDict",
@@ -349,15 +351,15 @@ def test_a_foreign_package_is_seen_and_our_own_room_of_that_name_is_not(tmp_path
         layer_violations(fake_tree(tmp_path, computed))
 
 
-def test_an_optional_package_in_two_files_of_a_room_is_seen(tmp_path):
+def test_an_optional_package_in_two_files_of_a_room_is_noticed(tmp_path):
     draws = "from matplotlib import pyplot"
     files = {"report/a.py": draws, "search/b.py": draws, "search/c.py": "import torch"}
-    for more, wanted in (
+    for more, expected in (
         ({}, []),
         ({"search/d.py": f"def f():\n    {draws}"}, ["search: b.py, d.py import matplotlib"]),
     ):
         source = fake_tree(tmp_path, files | more)
-        assert scattered(foreign_packages(source), {"matplotlib"}, source) == wanted
+        assert scattered(foreign_packages(source), {"matplotlib"}, source) == expected
 
 
 @pytest.mark.parametrize(
@@ -381,7 +383,7 @@ def test_an_optional_package_in_two_files_of_a_room_is_seen(tmp_path):
         "from yaml import unsafe_load\nunsafe_load(text)",
     ],
 )
-def test_unsafe_code_is_seen(tmp_path, text):
+def test_unsafe_code_is_noticed(tmp_path, text):
     source = fake_tree(tmp_path, {"nn/a.py": text})
     assert unsafe_code(source / "nn/a.py", source) != []
 

@@ -1,4 +1,4 @@
-"""What importing does and does not do, each in a fresh interpreter."""
+"""Side effects of importing, each in a fresh interpreter."""
 
 import importlib.util
 import os
@@ -79,7 +79,7 @@ def check(result):
         (NO_NETWORK, "import socket; socket.socket()", "the network was used"),
     ],
 )
-def test_a_misbehaving_package_is_seen(tmp_path, probe, line, complaint):
+def test_a_misbehaving_package_is_noticed(tmp_path, probe, line, complaint):
     (tmp_path / "rude").mkdir()
     (tmp_path / "rude" / "__init__.py").touch()
     (tmp_path / "rude" / "inner.py").write_text(line)
@@ -92,7 +92,7 @@ def test_a_misbehaving_package_is_seen(tmp_path, probe, line, complaint):
     not importlib.util.find_spec("tensordict"), reason="extra bench is not installed"
 )
 @pytest.mark.parametrize("first", ["raffia", "tensordict"])
-def test_lives_beside_tensordict(first):
+def test_works_beside_tensordict(first):
     second = {"raffia": "tensordict", "tensordict": "raffia"}[first]
     check(
         python(f"""

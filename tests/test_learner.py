@@ -1,4 +1,4 @@
-"""raffia.learner: a learner made of another; the one within is a regression."""
+"""raffia.learner: a learner that wraps another; the inner one is a regression."""
 
 import pytest
 import torch
@@ -23,23 +23,23 @@ def assert_close(a: TensorDict, b: TensorDict, **tolerance):
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 6])
-def test_parts_give_what_one_batch_gives(num):
+def test_micro_batches_equal_one_batch(num):
     learner: Learner = make()
     state, batch = learner.init(0), batch_of(6)
     update, metrics = learner.grads(state, batch)
-    parts, told = Accumulate(learner, num).grads(state, batch)
+    parts, found_metrics = Accumulate(learner, num).grads(state, batch)
     assert_close(parts, update)
     largest = ("of", "largest")
-    assert_close(told.exclude(largest), metrics.exclude(largest))
-    want = metrics["priority"].reshape(num, -1).amax(1).mean()
-    torch.testing.assert_close(told[largest], want)
+    assert_close(found_metrics.exclude(largest), metrics.exclude(largest))
+    expected = metrics["priority"].reshape(num, -1).amax(1).mean()
+    torch.testing.assert_close(found_metrics[largest], expected)
     norm = global_norm(update["grads"])  # of the mean gradient, not the mean of norms
-    torch.testing.assert_close(told["grad_norm"], norm)
+    torch.testing.assert_close(found_metrics["grad_norm"], norm)
     norms = [learner.grads(state, part)[1]["grad_norm"] for part in batch.split(6 // num)]
     assert num == 1 or norm < torch.stack(norms).mean() - 0.01
 
 
-def test_statistics_of_batchnorm_go_from_part_to_part():
+def test_statistics_of_batchnorm_pass_through_the_micro_batches():
     learner = make(norm=True)
     state, batch = learner.init(0), batch_of(8)
     before = state.clone()
@@ -64,17 +64,17 @@ def test_wrappers_nest_and_train():
     assert states[1]["step"] == 4
 
 
-def test_over_stacked_states():
+def test_wrappers_work_over_stacked_states():
     learner = Accumulate(make(norm=True), 2)
     states, batch = [learner.init(seed) for seed in range(3)], batch_of(3, 8)
     update, metrics = torch.vmap(learner.grads, randomness="error")(torch.stack(states), batch)
     for i, state in enumerate(states):
-        one, told = learner.grads(state, batch[i])
-        assert_close(update[i], one, rtol=1e-5, atol=1e-5)
-        assert_close(metrics[i], told, rtol=1e-5, atol=1e-5)
+        expected, expected_metrics = learner.grads(state, batch[i])
+        assert_close(update[i], expected, rtol=1e-5, atol=1e-5)
+        assert_close(metrics[i], expected_metrics, rtol=1e-5, atol=1e-5)
 
 
-def test_uneven_parts_are_refused():
+def test_uneven_micro_batches_are_refused():
     with pytest.raises(ValueError, match=r"batch of 6 cannot be split into 4 .*\[1, 2, 3, 6\]"):
         Accumulate(make(), 4).grads(make().init(0), batch_of(6))
     with pytest.raises(ValueError, match="num_micro_batches=0"):

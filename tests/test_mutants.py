@@ -1,4 +1,4 @@
-"""scripts/mutants.py: its list fits the source; it tells what a test sees from what none does."""
+"""scripts/mutants.py: its list fits the source, and it reports which mutants are killed."""
 
 import runpy
 import shutil
@@ -28,7 +28,7 @@ class TestTheList:
         assert set(rooms) >= {*learnt.split(), *others.split()}
 
     @pytest.mark.parametrize("mutant", LIST, ids=ids)
-    def test_applies_once_and_is_still_a_program(self, mutant):
+    def test_applies_once_and_compiles(self, mutant):
         compile(MUTANTS["mutated"](mutant, ROOT), mutant.file, "exec")
 
     @pytest.mark.parametrize("mutant", LIST, ids=ids)
@@ -102,9 +102,9 @@ def tiny(tmp_path):
     return tmp_path
 
 
-def run(tree, *words):
+def run(tree, *args):
     return subprocess.run(
-        [sys.executable, tree / "scripts" / "mutants.py", *words],
+        [sys.executable, tree / "scripts" / "mutants.py", *args],
         capture_output=True,
         text=True,
         timeout=60,
@@ -122,7 +122,7 @@ def row(done, name):
 
 class TestTheScript:
     @pytest.mark.slow
-    def test_tells_what_becomes_of_each_and_leaves_the_tree_alone(self, tiny):
+    def test_reports_each_outcome_and_leaves_the_tree_alone(self, tiny):
         with open(tiny / "scripts" / "mutants.toml", "a") as file:
             file.write(MORE.format(name="twice", old="return", new="yield"))
             file.write(MORE.format(name="gone", old="no such text", new=""))
@@ -133,8 +133,8 @@ class TestTheScript:
         assert row(done, "the-smaller-one")[1:] == ["killed", "tests/test_tiny.py::test_larger"]
         assert row(done, "nobody-looks")[1] == "alive" and row(done, "no-module")[1] == "broken"
         for name, times in (("twice", 2), ("gone", 0)):
-            words = f"does not apply its old text is there {times} times"
-            assert " ".join(row(done, name)[1:]).startswith(words)
+            reason = f"does not apply its old text is there {times} times"
+            assert " ".join(row(done, name)[1:]).startswith(reason)
         assert "[5/5] " in done.stdout and "1 of 5 mutants were killed" in done.stdout
         assert files(tiny) == before
 
@@ -145,7 +145,7 @@ class TestTheScript:
         assert "1 of 1 mutants were killed" in done.stdout
 
     @pytest.mark.slow
-    def test_one_that_hangs_is_killed_by_time(self, tiny):
+    def test_a_hanging_mutant_is_killed_by_time(self, tiny):
         with open(tiny / "scripts" / "mutants.toml", "a") as file:
             file.write(MORE.format(name="for-ever", old="seconds - 1", new="seconds"))
         done = run(tiny, "--only", "for-ever", "--seconds", "2")
@@ -168,6 +168,6 @@ class TestTheScript:
         assert len(set(names)) == 6 and sample("1")[1:] == names
         assert sample("2")[1:] != names
 
-    def test_an_unknown_name_is_told(self, tiny):
+    def test_an_unknown_name_is_refused(self, tiny):
         done = run(tiny, "--only", "nobody")
         assert done.returncode == 1 and "no mutant is called nobody" in done.stderr

@@ -1,4 +1,4 @@
-"""The public face: __all__, examples in docstrings, the map in docs/ARCHITECTURE.md."""
+"""The public API: __all__, examples in docstrings, the map in docs/ARCHITECTURE.md."""
 
 import importlib
 import inspect
@@ -17,13 +17,13 @@ PACKAGES = ["raffia", *[m.name for m in MODULES if m.ispkg and "._" not in m.nam
 WITHOUT_EXAMPLE: dict[str, str] = {}  # name -> why it has none
 
 
-def face_faults(package: ModuleType) -> list[str]:
+def api_faults(package: ModuleType) -> list[str]:
     names = getattr(package, "__all__", None)
     if names is None:
         return ["no __all__"]
     missing = [n for n in names if not hasattr(package, n)]
     home = package.__name__.partition(".")[0]
-    leaked = [  # what other projects define is imported to be used, not to be shown
+    leaked = [  # names of other projects are imported for use, not for export
         n
         for n, value in vars(package).items()
         if not n.startswith("_")
@@ -74,10 +74,10 @@ def map_faults(architecture: str, source: Path) -> list[str]:
 @pytest.mark.parametrize("name", PACKAGES)
 def test_all_is_complete_and_has_examples(name):
     package = importlib.import_module(name)
-    assert face_faults(package) == [] == without_example(package)
+    assert api_faults(package) == [] == without_example(package)
 
 
-def test_the_map_is_true():
+def test_the_map_is_correct():
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     assert map_faults(text, ROOT / "src" / "raffia") == []
 
@@ -89,9 +89,9 @@ def test_version_is_public():
     assert re.fullmatch(r"\d+\.\d+\.\d+\w*", __version__)
 
 
-def test_faults_of_a_face_are_seen():
+def test_faults_of_an_api_are_noticed():
     package = ModuleType("package")
-    assert face_faults(package) == ["no __all__"]
+    assert api_faults(package) == ["no __all__"]
 
     def shown():
         """Does nothing."""
@@ -102,20 +102,20 @@ def test_faults_of_a_face_are_seen():
     package.Path = Path
     package._hidden = 2
     package.module = re
-    assert face_faults(package) == [
+    assert api_faults(package) == [
         "gone is in __all__ and does not exist",
         "leaked is public and not in __all__",
         "shown is in __all__ twice",
     ]
     package.__all__ = ["shown", "leaked", "Path"]
-    assert face_faults(package) == ["Path is in __all__ and of another project"]
+    assert api_faults(package) == ["Path is in __all__ and of another project"]
     package.__all__ = ["shown"]
     assert without_example(package) == ["shown"]
     shown.__doc__ = ">>> 1 + 1\n2"
     assert without_example(package) == []
 
 
-def test_an_untrue_map_is_seen(tmp_path):
+def test_a_wrong_map_is_noticed(tmp_path):
     for name in ["room/__init__.py", "unknown/__init__.py", "top.py", "other.py"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""Code in the README, in docs/ and in examples/ runs, and says what it claims to say."""
+"""Code in the README, docs/ and examples/ runs and gives the values that it claims."""
 
 import ast
 import re
@@ -66,7 +66,7 @@ def test_the_readme_names_every_command_and_every_extra():
     assert set(named) == project["optional-dependencies"].keys() - for_us
 
 
-def test_a_wrong_claim_or_a_broken_block_is_seen():
+def test_a_wrong_claim_or_a_broken_block_is_noticed():
     assert run_blocks("```python\nx = 1\n```\n and\n```python\nx + 1  # -> 2\n```\n") == 1
     with pytest.raises(AssertionError, match="x is 1, the page says 2"):
         run_blocks("```python\nx = 1\nx  # -> 2\n```\n")
@@ -81,7 +81,7 @@ def dead_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_links_lead_somewhere(name):
+def test_links_have_targets(name):
     assert dead_links(ROOT / name) == []
 
 
@@ -91,7 +91,7 @@ def table_after(page, head):
     return table.splitlines()[2:]
 
 
-def test_the_tables_of_presets_are_true():
+def test_the_tables_of_presets_are_correct():
     rows = [
         f"| `{name}` | {run.env.id} | {run.collect.num_env_steps:,} | {run.search.num_simulations} "
         f"| {SUMMARIES[name]} |"
@@ -107,7 +107,7 @@ def test_the_tables_of_presets_are_true():
     assert table_after("ilql.md", "| preset | updates |") == rows, f"it needs:\n{needed}"
 
 
-def test_a_dead_link_is_seen(tmp_path):
+def test_a_dead_link_is_noticed(tmp_path):
     (tmp_path / "page.md").write_text(
         "[a](page.md) [b](gone.md) [c](https://example.org)\n```\nf[0](x)\n```\n"
     )
@@ -121,7 +121,7 @@ EXAMPLES = [
 ]
 
 
-SAYS = {  # a pattern of what an example must say besides that it says something
+OUTPUTS = {  # a pattern of an example's output; all must print something
     "ensemble": "read back, equal: True",
     "own_dialogue": r"\.\.\. and ILQL's values: (3\.[3-9]|4)",  # the logs imitated: 2.8
     "own_environment": "mean return 0.9",
@@ -133,5 +133,5 @@ SAYS = {  # a pattern of what an example must say besides that it says something
 def test_example_runs(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")
-    said = capsys.readouterr().out
-    assert said and re.search(SAYS.get(path.stem, ""), said)
+    output = capsys.readouterr().out
+    assert output and re.search(OUTPUTS.get(path.stem, ""), output)

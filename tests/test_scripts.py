@@ -1,4 +1,4 @@
-"""./demo and ./test against a stub Python: what they install, when, and what they say."""
+"""./demo and ./test against a stub Python: what they install, when, and their messages."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Logs how it is called; `-m venv` copies the stub into the new folder; env variables make it fail.
+# Logs its calls; `-m venv` copies the stub into the new folder; env variables make it fail.
 STUB = """#!/bin/sh
 echo "$*" >>"$STUB_LOG"
 case "$1 ${2-}" in
@@ -44,7 +44,7 @@ class Checkout:
         self.path = f"{folder / 'bin'}:{os.environ['PATH']}"
 
     def run(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a script of the checkout from elsewhere; `asked` keeps what the stub was asked."""
+        """Run a script of the checkout from another folder; `calls` has the stub's `-m` calls."""
         self.log.write_text("")
         clean = {k: v for k, v in os.environ.items() if k not in ("RAFFIA_VENV", "PYTHON")}
         result = subprocess.run(
@@ -55,12 +55,12 @@ class Checkout:
             text=True,
             timeout=20,
         )
-        self.asked = [line for line in self.log.read_text().splitlines() if line.startswith("-m ")]
+        self.calls = [line for line in self.log.read_text().splitlines() if line.startswith("-m ")]
         return result
 
     @property
     def installed(self) -> list[str]:
-        return [line.split()[-1] for line in self.asked if line.startswith("-m pip install")]
+        return [line.split()[-1] for line in self.calls if line.startswith("-m pip install")]
 
 
 @pytest.fixture
@@ -74,14 +74,14 @@ def test_syntax(name):
     assert name.startswith("scripts") or os.access(ROOT / name, os.X_OK)
 
 
-def test_demo_is_content_with_what_test_installed_and_not_the_other_way_round(checkout):
+def test_demo_can_use_the_installation_of_test_but_not_vice_versa(checkout):
     for name, installed in (("demo", [".[report]"]), ("test", [".[dev]"]), ("demo", [])):
         checkout.run(name)
         assert checkout.installed == installed
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
+    ("env", "message"),
     [
         ({"STUB_TOO_OLD": "1"}, "python3 is Python 3.9.2; Raffia needs 3.11 or newer"),
         ({"STUB_TOO_OLD": "1"}, "PYTHON=python3.11"),
@@ -89,21 +89,21 @@ def test_demo_is_content_with_what_test_installed_and_not_the_other_way_round(ch
         ({"STUB_NO_VENV": "1"}, "apt-get install python3-venv"),
     ],
 )
-def test_a_python_that_does_not_do_is_told_what_to_do(env, words, checkout):
+def test_the_error_for_an_unsuitable_python_names_the_fix(env, message, checkout):
     result = checkout.run("test", **env)
-    assert result.returncode == 1 and words in result.stderr
-    assert checkout.asked == []
+    assert result.returncode == 1 and message in result.stderr
+    assert checkout.calls == []
 
 
 def test_second_demo_installs_nothing(checkout):
     first = checkout.run("demo", "--seed", "3")
     assert first.returncode == 0, first.stderr
     assert checkout.installed == [".[report]"]
-    assert "-c constraints.txt" in checkout.asked[1]
+    assert "-c constraints.txt" in checkout.calls[1]
     assert first.stdout.endswith("ran raffia demo --seed 3\n")
 
     second = checkout.run("demo")
-    assert checkout.asked == []
+    assert checkout.calls == []
     assert second.stdout.endswith("ran raffia demo\n")
 
 
@@ -132,24 +132,24 @@ def test_a_failed_installation_is_done_again(checkout):
     constraints.write_text(before + "# changed\n")
     failed = checkout.run("demo", STUB_PIP_FAILS="1")
     assert failed.returncode == 1 and "ran raffia" not in failed.stdout
-    constraints.write_text(before)  # the old stamp must not come back to life
+    constraints.write_text(before)  # the old stamp must not be valid again
     checkout.run("demo")
     assert checkout.installed == [".[report]"]
 
 
 def test_a_failed_check_does_not_hide_the_others_and_fails(checkout):
     result = checkout.run("test", STUB_MYPY_FAILS="1")
-    assert checkout.asked[-1] == "-m pytest -n auto -m not slow"
+    assert checkout.calls[-1] == "-m pytest -n auto -m not slow"
     assert result.returncode == 1
     assert result.stderr == "failed: [mypy]\n"
 
 
-def test_another_place_for_the_environment(checkout, tmp_path):
+def test_the_environment_can_be_in_another_folder(checkout, tmp_path):
     checkout.run("demo", RAFFIA_VENV=str(tmp_path / "else where"))
     assert (tmp_path / "else where" / "raffia-stamp").exists()
     assert not (checkout.root / ".venv").exists()
-    checkout.run("demo", RAFFIA_VENV="else where")  # relative to where the caller stands
-    assert checkout.asked == []
+    checkout.run("demo", RAFFIA_VENV="else where")  # relative to the caller's folder
+    assert checkout.calls == []
 
 
 def test_a_foreign_folder_is_left_alone(checkout, tmp_path):
@@ -158,23 +158,23 @@ def test_a_foreign_folder_is_left_alone(checkout, tmp_path):
     result = checkout.run("demo", RAFFIA_VENV=str(tmp_path / "home"))
     assert result.returncode == 1
     assert "is not a virtual environment" in result.stderr
-    assert checkout.asked == []
+    assert checkout.calls == []
 
 
 class TestWhatIsRun:
     @pytest.mark.parametrize(
-        ("words", "ends", "said"),
+        ("args", "ends", "texts"),
         [
             ([], "-m not slow", ["The fast checks", "About 5 minutes", "./test --all"]),
             (["--all", "-x"], "--dist worksteal -x", ["All checks", "About 25 minutes"]),
         ],
     )
-    def test_the_fast_set_is_the_default_and_says_so_first(self, words, ends, said, checkout):
-        done = checkout.run("test", *words)
+    def test_the_fast_set_is_the_default_and_says_so_first(self, args, ends, texts, checkout):
+        done = checkout.run("test", *args)
         assert done.returncode == 0, done.stderr
-        assert checkout.asked[-1] == f"-m pytest -n auto {ends}"
+        assert checkout.calls[-1] == f"-m pytest -n auto {ends}"
         first = done.stdout.partition("+ ")[0]
-        assert all(text in first for text in said)
+        assert all(text in first for text in texts)
 
     def test_a_sample_of_mutants_is_judged_by_all_checks_only(self, checkout):
         judged = "scripts/mutants.py --sample 6"
@@ -189,7 +189,7 @@ class TestWhatIsRun:
     def test_every_check_is_run_and_other_arguments_go_to_pytest(self, checkout):
         result = checkout.run("test", "-k", "a and b", "-x")
         assert result.returncode == 0, result.stderr
-        checks = [line for line in checkout.asked if "venv" not in line and "pip" not in line]
+        checks = [line for line in checkout.calls if "venv" not in line and "pip" not in line]
         assert checks == [
             "-m ruff check .",
             "-m ruff format --check .",
@@ -197,7 +197,7 @@ class TestWhatIsRun:
             "-m pytest -n auto -m not slow -k a and b -x",
         ]
         done = checkout.run("test", "--help")
-        assert "--all" in done.stdout and checkout.asked == []
+        assert "--all" in done.stdout and checkout.calls == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is sent to a spawned process works there, and is a copy: what is done there stays there."""
+"""Objects sent to a spawned process work there and are copies: changes stay in that process."""
 
 import functools
 import pickle
@@ -198,50 +198,50 @@ CASES = {
 }
 
 
-def there(rank, name, found):
+def use_and_change(rank, name, found):
     _, ask, change = CASES[name]
-    told = ask(found)
+    result = ask(found)
     change(found)
-    return told
+    return result
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_in_a_spawned_process_it_is_a_copy_that_works(ranks, name):
+def test_a_spawned_process_gets_a_working_copy(ranks, name):
     make, ask, change = CASES[name]
-    here, changed = make(), make()
-    (told,) = ranks.run(there, 1, name, here)
-    assert told == ask(here)
+    original, changed = make(), make()
+    (result,) = ranks.run(use_and_change, 1, name, original)
+    assert result == ask(original)
     change(changed)
-    assert told != ask(changed)
+    assert result != ask(changed)
 
 
-def planned(rank, found):
+def plan_and_change(rank, found):
     return ask_planner(found), change_planner(found)
 
 
 @pytest.mark.parametrize("policy", [muzero_policy, gumbel_policy])
-def test_a_planner_works_there_and_shares_its_weights_as_a_module_does(ranks, policy):
-    here, twin = planner(policy), planner(policy)
-    ((told, _),) = ranks.run(planned, 1, here)
-    assert told == ask_planner(twin)  # the generator went along where it stood
+def test_a_planner_works_in_a_spawned_process_and_shares_its_weights(ranks, policy):
+    original, twin = planner(policy), planner(policy)
+    ((result, _),) = ranks.run(plan_and_change, 1, original)
+    assert result == ask_planner(twin)  # the generator's state is sent, too
     change_planner(twin)
-    assert torch.equal(here.model.linear.weight, twin.model.linear.weight)
+    assert torch.equal(original.model.linear.weight, twin.model.linear.weight)
 
 
-def acted(rank, found):
+def plan_with_agent(rank, found):
     return ask_agent(found)
 
 
-def test_an_agents_planner_works_there(ranks):
-    here = agent()
-    assert ranks.run(acted, 1, here) == [ask_agent(here)]
+def test_an_agent_s_planner_works_in_a_spawned_process(ranks):
+    original = agent()
+    assert ranks.run(plan_with_agent, 1, original) == [ask_agent(original)]
 
 
-def files(rank, found):
-    return found[:]["a"].tolist(), refused(lambda: change_buffer(found))
+def read_rows(rank, found):
+    return found[:]["a"].tolist(), error_of(lambda: change_buffer(found))
 
 
-def refused(act):
+def error_of(act):
     try:
         act()
     except Exception as error:
@@ -250,8 +250,8 @@ def refused(act):
 
 def test_a_buffer_on_disk_is_read_in_a_spawned_process(ranks, tmp_path):
     found = buffer(functools.partial(LazyMemmapStorage, scratch_dir=tmp_path / "rows"))
-    ((rows, told),) = ranks.run(files, 1, found)
-    assert rows == [0, 1, 2, 3, 4, 5] and "is open for reading only" in told
+    ((rows, error),) = ranks.run(read_rows, 1, found)
+    assert rows == [0, 1, 2, 3, 4, 5] and "is open for reading only" in error
 
 
 def test_a_function_without_a_name_is_refused():

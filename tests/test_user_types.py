@@ -1,4 +1,4 @@
-"""What type checkers say of a user's program: nothing of a right one, the mistakes of another."""
+"""Type checkers on users' programs: no errors for correct ones, and all mistakes of a wrong one."""
 
 import json
 import re
@@ -403,15 +403,15 @@ def _written(folder: Path, **more: str) -> list[str]:
 
 
 MEMBERS = [name for name in dir(TensorDict) if name[0] != "_"]
-ASK = ["from raffia import TensorDict", "def ask(td: TensorDict) -> None:"]
-ASK += [f"    reveal_type(td.{name})" for name in MEMBERS]
+REVEAL = ["from raffia import TensorDict", "def ask(td: TensorDict) -> None:"]
+REVEAL += [f"    reveal_type(td.{name})" for name in MEMBERS]
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What mypy says of all programs, in one run: it reads all of the package each time."""
+def mypy_lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The output of mypy for all programs, in one run, as each run reads the whole package."""
     folder = tmp_path_factory.mktemp("programs")
-    names = _written(folder, asked="\n".join(ASK)) + [str(ROOT / "examples/own_environment.py")]
+    names = _written(folder, asked="\n".join(REVEAL)) + [str(ROOT / "examples/own_environment.py")]
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-error-summary"]
     command += ["--cache-dir", str(folder / "cache"), *names]
     env = {"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT / "src"), "HOME": str(folder)}
@@ -422,31 +422,31 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.slow
-def test_mypy_passes_a_right_program_and_sees_mistakes(said):
-    assert [line for line in said if not line.startswith(("wrong.py", "asked.py"))] == []
-    codes = " ".join([line.rpartition("[")[2][:-1] for line in said if ": error: " in line])
+def test_mypy_passes_a_correct_program_and_finds_mistakes(mypy_lines):
+    assert [line for line in mypy_lines if not line.startswith(("wrong.py", "asked.py"))] == []
+    codes = " ".join([line.rpartition("[")[2][:-1] for line in mypy_lines if ": error: " in line])
     assert codes == (
         "call-arg call-arg arg-type attr-defined arg-type attr-defined "
         "call-arg arg-type arg-type assignment assignment assignment"
     )
 
 
-# Members whose type can't be said: they give an entry, whatever it is, or a lazy stack, whose class
-# stands on that of TensorDict.
+# Members without a precise type: they return any entry, or a lazy stack, whose class builds on
+# TensorDict.
 OPEN = "get get_at get_non_tensor lazy_stack maybe_dense_stack pop setdefault to_lazystack"
 OPEN += " to_pytree tolist"
 
 
 @pytest.mark.slow
-def test_all_other_members_of_a_container_have_a_type(said):
-    kinds = re.findall(r'note: Revealed type is "(.*)"', "\n".join(said))
+def test_all_other_members_of_a_container_have_a_type(mypy_lines):
+    kinds = re.findall(r'note: Revealed type is "(.*)"', "\n".join(mypy_lines))
     results = [re.findall(r"-> (.+?)(?=, def |\)$|$)", kind) or [kind] for kind in kinds]
     unknown = [n for n, found in zip(MEMBERS, results, strict=True) if {*found} == {"Any"}]
     assert unknown == OPEN.split()
 
 
 @pytest.mark.slow
-def test_pyright_passes_a_right_program_and_sees_mistakes(tmp_path):
+def test_pyright_passes_a_correct_program_and_finds_mistakes(tmp_path):
     checker = shutil.which("basedpyright", path=str(Path(sys.executable).parent))
     if checker is None:
         pytest.skip("basedpyright, of the extra dev, is not installed")
@@ -461,8 +461,8 @@ def test_pyright_passes_a_right_program_and_sees_mistakes(tmp_path):
         timeout=500,
     )
     found = json.loads(done.stdout)["generalDiagnostics"]
-    assert {Path(one["file"]).name for one in found} == {"wrong.py"}
-    assert " ".join([one.get("rule", "").removeprefix("report") for one in found]) == (
+    assert {Path(error["file"]).name for error in found} == {"wrong.py"}
+    assert " ".join([error.get("rule", "").removeprefix("report") for error in found]) == (
         "CallIssue CallIssue ArgumentType AttributeAccessIssue ArgumentType AttributeAccessIssue "
         "CallIssue ArgumentType ArgumentType AssignmentType AssignmentType AssignmentType"
     )

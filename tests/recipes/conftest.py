@@ -1,11 +1,11 @@
-"""What several files of tests here compare with."""
+"""Reference runs that several files of tests compare with."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def in_one_process(tmp_path_factory):
-    """What runs of `layouts.RUNS` leave in one process, each played once."""
+    """Results of `layouts.RUNS` in one process; each run is made once."""
     from tests.recipes.layouts import reference
 
     found = {}

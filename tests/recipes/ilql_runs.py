@@ -1,4 +1,4 @@
-"""Short runs of ILQL on files, and small language models to go on from."""
+"""Short runs of ILQL on files, and small language models to start from."""
 
 import json
 from dataclasses import replace
@@ -12,11 +12,11 @@ from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig
 from raffia.train import Checkpoints
 
-NUM_TOKENS = 18  # of the language models' tokenizer, with those that are added: twelve, and six
+NUM_TOKENS = 18  # of the language models' tokenizer: twelve, and six special ones
 
 
 def write_chats(path, numbers=range(24)):
-    """Dialogues of one question and one answer, which brings 0, 1 or 2."""
+    """Write dialogues of one question and one answer with reward 0, 1 or 2."""
     rows = [
         {
             "utterances": [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)],
@@ -29,7 +29,7 @@ def write_chats(path, numbers=range(24)):
 
 
 def write_tokenizer(folder):
-    """One of Hugging Face, of twelve tokens; it has none of the special ones."""
+    """Write a Hugging Face tokenizer of twelve tokens, without special ones."""
     words = {**{str(n): n for n in range(10)}, "say": 10, "[UNK]": 11}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -61,7 +61,7 @@ def write_model(folder, kind="llama", vocab_size=12):
 
 
 def of_file(data, model="", **changes) -> ILQLRun:
-    """Six updates, saved after each 2, evaluated after each 3; from fresh weights if no model."""
+    """Six updates, saved after each 2, evaluated after each 3; a new model if none is given."""
     smoke = ILQL_PRESETS["ilql-smoke"]
     trunk = TrunkConfig(n_layer=1, n_head=2, n_embd=16, block_size=24)
     tokens = {"tokenizer": model, "add_special_tokens": True} if model else {}
@@ -95,7 +95,7 @@ def last(folder):
 
 
 def brief(**changes) -> ILQLRun:
-    """12 updates, saved after each 5, evaluated after each 4, with all that draws: dropout, too."""
+    """12 updates, saved after each 5, evaluated after each 4, with all random draws."""
     smoke = ILQL_PRESETS["ilql-smoke"]
     trunk = replace(smoke.model.trunk, dropout=0.1)
     return replace(
@@ -112,8 +112,8 @@ def brief(**changes) -> ILQLRun:
     )
 
 
-class Asked:
-    """A dialogue in which the agent is to speak."""
+class OpenDialogue:
+    """A dialogue whose next utterance is the agent's."""
 
     def to_sequence(self):
         return [("say 3", None)], False

@@ -1,4 +1,4 @@
-"""Each setting of a run of ILQL acts, and acts there; see `test_settings`."""
+"""Where each setting of a run of ILQL takes effect; see `test_settings`."""
 
 import ast
 from dataclasses import replace
@@ -51,12 +51,12 @@ def make_bases(folder):
     }
 
 
-def acting(groups):
-    """Of each setting: of which run it is changed, to what, and what is unlike first."""
+def effects_of(groups):
+    """For each setting: the run in which it is changed, its value, the first differing event."""
     found = {}
-    for (run, kind), words in groups.items():
-        for word in words.split():
-            name, _, text = word.partition("=")
+    for (run, kind), entries in groups.items():
+        for entry in entries.split():
+            name, _, text = entry.partition("=")
             try:
                 found[name] = run, ast.literal_eval(text), kind
             except (ValueError, SyntaxError):
@@ -64,63 +64,63 @@ def acting(groups):
     return found
 
 
-def seen(tests):
-    """Of each setting: the test that sees it act, where no run can be compared."""
+def tested_by(tests):
+    """For each setting: the test of its effect, where no runs can be compared."""
     return {name: f"tests/{test}" for test, names in tests.items() for name in names.split()}
 
 
-LAYOUTS = "recipes/test_layouts.py::test_wherever_it_runs_it_is_the_same_run"
-WORKERS, WORDS = "recipes/test_workers.py::", "recipes/test_ilql_settings.py::"
-ARRIVED = WORKERS + "test_the_settings_of_workers_get_there"
-OF_BOTH = seen(
+LAYOUTS = "recipes/test_layouts.py::test_a_run_is_the_same_in_any_layout"
+WORKERS, OWN = "recipes/test_workers.py::", "recipes/test_ilql_settings.py::"
+POOL_SETTINGS = WORKERS + "test_the_settings_of_workers_take_effect"
+OF_BOTH = tested_by(
     {
         LAYOUTS: "population.workers engine.name evaluators.num learners.num learners.sums",
-        ARRIVED: """
+        POOL_SETTINGS: """
             engine.max_restarts engine.patience_seconds evaluators.cpus evaluators.gpus
         """,
-        WORKERS + "test_the_settings_of_the_engine_get_there": "engine.address engine.spares",
+        WORKERS + "test_the_settings_of_the_engine_take_effect": "engine.address engine.spares",
     }
 )
 RUNS, MODELS = "recipes/test_ilql.py::", "recipes/test_ilql_language_models.py::"
-SPEAKING = "algorithms/ilql/decoding/test_generate.py::"
-SEEN = {
+GENERATE = "algorithms/ilql/decoding/test_generate.py::"
+TESTED = {
     "algorithms/ilql/test_losses.py::test_masks_of_finished_and_unfinished_rows": "loss.mask",
-    WORDS + "test_other_words_of_the_same_length_and_reward_are_noticed": "data.files",
-    WORDS + "test_other_names_and_roles_need_no_python": "data.columns data.roles",
-    WORDS + "test_what_saves_memory_or_time_learns_the_same": """
+    OWN + "test_changed_text_of_the_same_length_and_reward_is_noticed": "data.files",
+    OWN + "test_other_names_and_roles_need_no_python": "data.columns data.roles",
+    OWN + "test_settings_that_save_memory_or_time_give_the_same_weights": """
         compile model.trunk.gradient_checkpointing
     """,
     MODELS + "test_embeddings_learn_where_tokens_were_added": """
         data.tokenizer data.add_special_tokens
     """,
-    MODELS + "test_a_model_of_transformers_is_trained_and_gone_on_with_without_its_folder": """
+    MODELS + "test_a_model_of_transformers_is_trained_and_resumed_without_its_folder": """
         model.trunk.kind
     """,
     "recipes/test_ilql_chat_templates.py::test_an_export_keeps_the_template": """
         data.chat_template
     """,
-    RUNS + "test_what_is_wrong_with_files_is_said_and_leaves_no_folder": "data.malformed",
-    RUNS + "test_a_language_model_is_begun_with": "language_model",
+    RUNS + "test_wrong_files_are_refused_and_leave_no_folder": "data.malformed",
+    RUNS + "test_a_run_starts_from_a_language_model": "language_model",
     RUNS + "test_sizes_that_do_not_fit_are_refused_and_leave_no_folder": "model.trunk.vocab_size",
     RUNS + "test_whole_utterances_as_actions": "model.per_token",
-    RUNS + "test_files_are_learnt_from_and_some_rows_held_out": "task",
+    RUNS + "test_runs_on_files_hold_out_rows_and_refuse_changed_files": "task",
     RUNS + "test_games_by_letters_and_of_all_kinds": "wordle.num_words wordle.layout",
-    SPEAKING + "test_complete_texts_leave_the_batch_and_the_prompt_is_read_once": """
+    GENERATE + "test_complete_texts_leave_the_batch_and_the_prompt_is_read_once": """
         decode.num_generations
     """,
-    SPEAKING + "test_generations_are_re_ranked": "decode.rerank",
-    SPEAKING + "test_cached_equals_uncached": "decode.max_new_tokens decode.report_all",
-    "recipes/test_layouts.py::test_a_resume_without_evaluators_joins_what_was_open": """
+    GENERATE + "test_generations_are_re_ranked": "decode.rerank",
+    GENERATE + "test_cached_equals_uncached": "decode.max_new_tokens decode.report_all",
+    "recipes/test_layouts.py::test_a_resume_without_evaluators_joins_open_evaluations": """
         evaluators.join_after
     """,
     WORKERS + "test_evaluators_compute_on_their_device": "evaluators.device",
-    "recipes/test_sharded_states.py::test_each_process_holds_its_part_alone": "learners.state",
+    "recipes/test_sharded_states.py::test_each_process_has_its_shard_alone": "learners.state",
     "recipes/test_ilql_own_environment.py"
-    "::test_an_environment_of_ones_own_from_the_first_word_to_the_last": "evaluate.env",
+    "::test_a_custom_environment_in_training_resuming_and_evaluation": "evaluate.env",
     "recipes/test_settings.py::test_networks_lie_on_the_device": "device",
     "recipes/test_settings.py::test_words_come_from_a_file": "wordle.words",
 }
-ACTING = {
+EFFECTS = {
     ("wordle", "shapes"): """
         model.trunk.n_layer=2 model.trunk.n_embd=18 model.trunk.block_size=40
         model.trunk.dim_feedfwd=10 model.trunk.dropout=0.1 model.trunk.bias=False
@@ -159,7 +159,7 @@ ACTING = {
         wordle.scripts.non_word=0.5
     """,
     ("wordle", "weights"): "seed=1",
-    ("wordle", "made"): "num_threads=2 num_micro_batches=2 population.size=2",
+    ("wordle", "layout"): "num_threads=2 num_micro_batches=2 population.size=2",
     ("branching", "data"): """
         wordle.branching.num_expert=2 wordle.branching.num_adversarial=2
         wordle.branching.num_slow=2 wordle.branching.num_repeats=2
@@ -179,8 +179,8 @@ ACTING = {
     ("wordle", "save"): "checkpoint.keep=1",
 }
 SETTINGS = {
-    **acting(ACTING),
+    **effects_of(EFFECTS),
     "decode.exp_adv": ("wordle", {"exp_adv": False, "adv_weight": 0.9}, "evaluate"),
-    **seen(SEEN),
+    **tested_by(TESTED),
     **OF_BOTH,
 }

@@ -1,4 +1,4 @@
-"""Runs that are laid out over workers: of what runs, by whom, and all that they leave."""
+"""Runs with several layouts of workers, and their results."""
 
 import hashlib
 from contextlib import closing
@@ -71,8 +71,8 @@ PAIR = with_all(
     collect__num_env_steps=160,
 )
 RANGES = ("learning_rate=1e-5..1", "tau=0.5..0.95", "batch_size=3..8")
-SPEAKERS = with_all(WORDLE, population={**MANY, "ranges": RANGES}, num_updates=9, num_threads=1)
-SPOKEN = with_all(WORDLE, num_updates=8, evaluate__every_updates=2, checkpoint__keep=1)
+ILQL_MEMBERS = with_all(WORDLE, population={**MANY, "ranges": RANGES}, num_updates=9, num_threads=1)
+ILQL_EVALUATED = with_all(WORDLE, num_updates=8, evaluate__every_updates=2, checkpoint__keep=1)
 
 RUNS = {
     "act": SMOKE,
@@ -95,14 +95,14 @@ RUNS = {
     "pair with replays": with_all(PAIR, population__replay="own"),
     "ilql halves": with_all(WORDLE, num_micro_batches=2),
     "ilql thirds": with_all(WORDLE, num_micro_batches=3),
-    "ilql evaluate": SPOKEN,
-    "ilql evaluate later": with_all(SPOKEN, evaluators__join_after=3),
-    "ilql members": SPEAKERS,
+    "ilql evaluate": ILQL_EVALUATED,
+    "ilql evaluate later": with_all(ILQL_EVALUATED, evaluators__join_after=3),
+    "ilql members": ILQL_MEMBERS,
 }
 
 
-def on(engine="inline", members=0, cpus=None, **nums):
-    """Settings by which so many workers of each kind run there."""
+def layout(engine="inline", members=0, cpus=None, **nums):
+    """Settings for this number of workers of each kind."""
     found = {f"{kind}__num": num for kind, num in nums.items()}
     if members:
         found["population__workers"] = members
@@ -113,19 +113,19 @@ def on(engine="inline", members=0, cpus=None, **nums):
     return found
 
 
-class Left(NamedTuple):
-    """All of a run that may depend on nothing but its seed and its settings of learning."""
+class RunResult(NamedTuple):
+    """All results of a run, which may depend on its seed and learning settings alone."""
 
     update: int
     evaluate: Any
-    code: str  # of the learner's state, and of the replay
+    code: str  # digest of the learner's state and the replay
     rows: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     scores: dict[int, float | None]
     files: dict[str, bytes]
 
 
-def left(folder):
+def results_of(folder):
     found = Checkpoints(folder / "checkpoints").newest(print)
     code = hashlib.sha256()
     for name in sorted(found.folder.files):
@@ -136,13 +136,16 @@ def left(folder):
     files = [
         path for kind in ("dialogues", "episodes", "trees") for path in folder.glob(f"{kind}/*")
     ]
-    return Left(
+    return RunResult(
         found.update,
         found.extras["evaluate"],
         code.hexdigest(),
         rows(folder, "evaluate", "generation"),
         rows(folder, "episode"),
-        {one.update: one.score for one in Checkpoints(folder / "checkpoints").available()},
+        {
+            checkpoint.update: checkpoint.score
+            for checkpoint in Checkpoints(folder / "checkpoints").available()
+        },
         {path.name: path.read_bytes() for path in files},
     )
 
@@ -152,14 +155,14 @@ def algorithm_of(config):
 
 
 def trained(config, folder, **changes):
-    """All that a run leaves that comes to its end."""
+    """The results of a finished run."""
     result = train_run(algorithm_of(config), with_all(config, **changes), folder, view=Quiet())
     assert result.reason == "finished"
-    return left(Path(folder))
+    return results_of(Path(folder))
 
 
 def experiment(config, folder, **changes):
-    """A run that has not begun; it is closed at the end of the `with`."""
+    """An experiment that has not started; it is closed at the end of the `with`."""
     config = with_all(config, **changes)
     folder.mkdir(exist_ok=True)
     write_config(folder, config, "", (), algorithm_of(config))
@@ -168,7 +171,7 @@ def experiment(config, folder, **changes):
 
 
 def stopped(config, folder, num_calls, **changes):
-    """A run that is stopped when it asks for the so-manyth time; its newest checkpoint."""
+    """Run until the `num_calls`-th call of `stop`; the newest checkpoint."""
     with experiment(config, folder, **changes) as run, closing(TrainingSession(run)) as session:
         stop = partial(next, iter([False] * num_calls), True)
         assert session.run(stop).reason == "stopped"
@@ -176,7 +179,7 @@ def stopped(config, folder, num_calls, **changes):
 
 
 def with_engine(monkeypatch, engine):
-    """Workers are made by this engine in place of that of the settings."""
+    """Let workers be made by this engine in place of that of the settings."""
     monkeypatch.setattr(workers, "make_engine", lambda config, message: engine)
 
 
@@ -186,7 +189,7 @@ class Plain:
 
 
 def reference(name, folder):
-    """What the run leaves in one process, with the arithmetic that its workers have."""
+    """The run's results in one process, with the arithmetic of its workers."""
     with pytest.MonkeyPatch.context() as patch:
         make_networks, make_members = played.make_networks, played.Members
 

@@ -1,8 +1,8 @@
-"""A Ray cluster of several machines on this one: they, the head or room go away, or do not fit.
+"""A Ray cluster of several nodes on this machine: nodes, the head or room are lost, or don't fit.
 
 python -m tests.recipes.ray_machines NAME FOLDER prints one line of JSON, where NAME is workers,
 machines, head, room, unfit, doctor or sweeps. A program of its own: Ray keeps one cluster in a
-process, and writes down where it is for the whole machine.
+process, and stores its address for the whole machine.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from raffia.recipes.scale_config import EngineConfig
 from raffia.sweep import Manifest, PlannedRun, read_manifest
 from raffia.sweep.session import room_of
 from raffia.tensordict import TensorDict
-from tests.recipes.layouts import AHEAD, EFFICIENTZERO, left, trained
+from tests.recipes.layouts import AHEAD, EFFICIENTZERO, results_of, trained
 from tests.recipes.runs import Quiet, with_all
 
 OLDER = "_version.py", '__version__ = "0.0.1"'
@@ -56,7 +56,7 @@ def children_of(pid):
 
 
 class Killing:
-    """In place of `RayWorker.take`: after each `every` answers a worker's machine dies."""
+    """Replaces `RayWorker.take`: after each `every` answers a worker's machine dies."""
 
     def __init__(self, cluster, nodes, every, num_kills):
         self.cluster, self.nodes, self.every, self.num_kills = cluster, nodes, every, num_kills
@@ -64,17 +64,17 @@ class Killing:
         self.frozen, self.longest = [], 0.0
 
     def __call__(self, worker, seconds):
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             answer = self.take(worker, seconds)
         finally:
-            self.longest = max(self.longest, time.monotonic() - began)
+            self.longest = max(self.longest, time.monotonic() - start_time)
         self.num_taken += 1
         is_due = self.num_taken >= self.every * (len(self.killed) + 1)
         raylet = parent_of(worker.pid) if Path(f"/proc/{worker.pid}").exists() else None
-        # The worker of a machine that was killed may be there for a moment, as an orphan.
-        is_there = raylet is not None and name_of(raylet) == "raylet"
-        if is_due and is_there and len(self.killed) < self.num_kills:
+        # The worker of a killed machine may live for a moment, as an orphan.
+        is_alive = raylet is not None and name_of(raylet) == "raylet"
+        if is_due and is_alive and len(self.killed) < self.num_kills:
             if len(self.killed) == self.num_kills - 1:  # the last is silent, and its worker too
                 self.frozen = [raylet, *children_of(raylet)]
                 for pid in self.frozen:
@@ -118,29 +118,29 @@ def machines(folder):
 
 
 def workers(folder):
-    """Twenty workers are killed, each after an answer of its own."""
+    """Twenty workers are killed, each after one of its answers."""
     take, killed = RayWorker.take, []
 
     def take_and_kill(worker, seconds):
         answer = take(worker, seconds)
-        if len(killed) < 20 and worker.pid not in killed:  # answers that it had sent still come
+        if len(killed) < 20 and worker.pid not in killed:  # answers that it had sent still arrive
             os.kill(worker.pid, signal.SIGKILL)
             killed.append(worker.pid)
         return answer
 
     RayWorker.take = take_and_kill
-    there = dict(actors__num=2, actors__cpus=0.5, engine__name="ray")
-    return {"digest": trained(AHEAD, folder, **there)[:3], "num_killed": len(set(killed))}
+    settings = dict(actors__num=2, actors__cpus=0.5, engine__name="ray")
+    return {"digest": trained(AHEAD, folder, **settings)[:3], "num_killed": len(set(killed))}
 
 
 def head(folder):
-    """The head is killed after some answers, and the run goes on in this process."""
+    """The head is killed after some answers, and the run is resumed in this process."""
     cluster, _ = cluster_of(1)
     gcs = next(
-        one.process.pid
-        for several in cluster.head_node.all_processes.values()
-        for one in several
-        if "gcs_server" in Path(f"/proc/{one.process.pid}/cmdline").read_text()
+        info.process.pid
+        for infos in cluster.head_node.all_processes.values()
+        for info in infos
+        if "gcs_server" in Path(f"/proc/{info.process.pid}/cmdline").read_text()
     )
     take, times = RayWorker.take, []
 
@@ -155,22 +155,22 @@ def head(folder):
     try:
         train_run(EFFICIENTZERO, with_all(AHEAD, **with_cluster(cluster)), folder, view=Quiet())
     except ClusterLostError as error:
-        told, seconds = str(error), time.monotonic() - times[23]
+        message, seconds = str(error), time.monotonic() - times[23]
     RayWorker.take = take
-    here = with_all(AHEAD, actors__num=2, engine__name="inline")
-    result = resume_run(folder, config=here, view=Quiet())
+    resumed = with_all(AHEAD, actors__num=2, engine__name="inline")
+    result = resume_run(folder, config=resumed, view=Quiet())
     assert result.reason == "finished"
-    return {"digest": left(folder)[:3], "told": told, "seconds": seconds}
+    return {"digest": results_of(folder)[:3], "message": message, "seconds": seconds}
 
 
 def room(folder):
-    """The only machine goes, and another comes once its lack has been said."""
+    """The only machine is removed, and another added after the message about missing room."""
     cluster, nodes = cluster_of(1)
-    lines, came = [], threading.Event()
+    lines, has_message = [], threading.Event()
 
     def message(line):
         lines.append(line)
-        came.set()
+        has_message.set()
 
     assert (ray_cluster.FIRST_MESSAGE, ray_cluster.MESSAGE_EVERY) == (10.0, 60.0)
     ray_cluster.FIRST_MESSAGE, ray_cluster.MESSAGE_EVERY = 1.0, 8.0
@@ -185,7 +185,7 @@ def room(folder):
     ray = str(Path(sys.executable).with_name("ray"))
 
     def add_machine():
-        came.wait(60)
+        has_message.wait(60)
         time.sleep(21)  # longer than the worker's patience
         command = [ray, "start", "--address", address, "--num-cpus", "1"]
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
@@ -219,15 +219,15 @@ def machine_with(cluster, folder, file, text):
 
 
 def unfit(folder):
-    """Errors of a run on a cluster that can't run it; nothing may have been written."""
+    """Errors of a run on a cluster that can't run it; nothing may be written."""
     folder.mkdir()
     refusals = {}
 
-    def refused(what, error, call):
+    def record_error(name, error, call):
         try:
             call()
         except error as found:
-            refusals[what] = str(found)
+            refusals[name] = str(found)
         assert not (folder / "run").exists()
 
     def train(**changes):
@@ -235,23 +235,23 @@ def unfit(folder):
         train_run(EFFICIENTZERO, config, folder / "run", view=Quiet())
 
     cluster, _ = cluster_of(2)
-    refused("room", ValueError, lambda: train(actors__cpus=2.0))
+    record_error("room", ValueError, lambda: train(actors__cpus=2.0))
     engine = RayEngine(cluster.address)
     (folder / "only_here.py").write_text("Role = dict")
     sys.path.append(str(folder))
-    refused("role", RoleError, lambda: engine.require([Workers("only_here:Role", 1)]))
+    record_error("role", RoleError, lambda: engine.require([Workers("only_here:Role", 1)]))
     engine.close()
     node = machine_with(cluster, folder / "older", *OLDER)
-    refused("version", VersionError, train)
+    record_error("version", VersionError, train)
     cluster.remove_node(node)
     machine_with(cluster, folder / "broken", "__init__.py", "import nowhere_at_all")
-    refused("package", RoleError, train)
+    record_error("package", RoleError, train)
     cluster.shutdown()
     return refusals
 
 
 def doctor(folder):
-    """What `raffia doctor` finds on two machines, and once one has another raffia."""
+    """Checks of `raffia doctor` on two machines, and when one has another raffia."""
     cluster, _ = cluster_of(1)
     cluster.add_node(num_cpus=2, num_gpus=3)
     cluster.wait_for_nodes()
@@ -261,30 +261,30 @@ def doctor(folder):
             machine_with(cluster, folder / "older", *OLDER)
         found.append([asdict(check) for check in engine_checks("ray", cluster.address)])
         stream = io.StringIO()
-        status = print_doctor(stream, lambda: [Check(**one) for one in found[-1]])
+        status = print_doctor(stream, lambda: [Check(**entries) for entries in found[-1]])
         assert status == (0 if is_fit else 1)
     cluster.shutdown()
     return found
 
 
 def sweeps(folder):
-    """Sweeps from a leader without a card on a machine that has two, and three processors."""
+    """Sweeps from a leader without a GPU, on a machine with two GPUs and three CPUs."""
     cluster, nodes = cluster_of(1)
     cluster.add_node(num_cpus=3, num_gpus=2)
     cluster.remove_node(nodes[0])
     cluster.wait_for_nodes()
     smoke, engine = PRESETS["smoke"], EngineConfig(name="ray", address=cluster.address)
-    one = PlannedRun("0", {"num_threads": 1}, 0)
-    manifest = Manifest.of(EFFICIENTZERO, smoke, [one], engine=engine)
+    planned = PlannedRun("0", {"num_threads": 1}, 0)
+    manifest = Manifest.of(EFFICIENTZERO, smoke, [planned], engine=engine)
     found = {"room_of": room_of(manifest, EFFICIENTZERO, num_cores=1)}
 
-    def sweep(name, *words):
+    def sweep(name, *args):
         run = ["efficientzero", "--preset", "smoke", "--num_threads", "1", "--seeds", "0..2"]
-        there = ["--engine.name", "ray", "--engine.address", cluster.address]
+        engine_args = ["--engine.name", "ray", "--engine.address", cluster.address]
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
-            status = main(["sweep", *run, *words, *there, "--out", str(folder / name)])
-        is_there = (folder / name / "sweep.json").exists()
-        manifest = read_manifest(folder / name) if is_there else None
+            status = main(["sweep", *run, *args, *engine_args, "--out", str(folder / name)])
+        exists = (folder / name / "sweep.json").exists()
+        manifest = read_manifest(folder / name) if exists else None
         found[name] = {
             "status": status,
             "stderr": stderr.getvalue(),

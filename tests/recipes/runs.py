@@ -15,7 +15,7 @@ from raffia.train.view import PlainView
 
 
 def short(num_env_steps=160, **changes) -> EfficientZeroRun:
-    """The smoke preset, shorter, and with all that has a state: priorities, reanalyze, stacks."""
+    """The smoke preset, shorter, with all that has a state: priorities, reanalyze, frame stacks."""
     smoke = PRESETS["smoke"]
     return replace(
         smoke,
@@ -52,31 +52,31 @@ def tiny(**changes):
 
 
 class Quiet(PlainView):
-    """Shows nothing; `at` calls are made at their update."""
+    """A view that shows nothing; calls in `at` are made at their update."""
 
     def __init__(self, at=None):
         super().__init__(io.StringIO())
-        self.at, self.said = at or {}, []
+        self.at, self.messages = at or {}, []
 
     def show(self, status):
         if status.update in self.at:
             self.at.pop(status.update)()
 
     def message(self, line):
-        self.said.append(line)
+        self.messages.append(line)
 
 
 def changed(config, name, value):
     """The config with another value of one setting, such as "search.num_simulations".
 
-    A dict has several: of the config that has this name, or those of the one that has it.
+    A dict gives several settings of the config of this name.
     """
     outer, _, inner = name.rpartition(".")
     part = reduce(getattr, outer.split("."), config) if outer else config
     new = {inner: value}
     if isinstance(value, dict):
-        own = getattr(part, inner)
-        new = {inner: replace(own, **value)} if is_dataclass(own) else value
+        current = getattr(part, inner)
+        new = {inner: replace(current, **value)} if is_dataclass(current) else value
     part = replace(part, **new)
     return changed(config, outer, part) if outer else part
 
@@ -92,7 +92,7 @@ def terminate():
 
 
 def rows(folder, *kinds):
-    """What was written down, without the sessions and without times."""
+    """Rows of these kinds (all but start and resume by default), without times."""
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if not of_time(name)}
@@ -113,7 +113,7 @@ def last_state(folder):
 
 
 def same(one, other):
-    """Whether two containers are equal, bit for bit, but for NaN nowhere."""
+    """Whether two containers are equal bit for bit; NaN counts as unequal."""
     keys, others = (set(found.keys(True, True)) for found in (one, other))
     assert keys == others
     return all(one[key].dtype == other[key].dtype and one[key].equal(other[key]) for key in keys)

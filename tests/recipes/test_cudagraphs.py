@@ -1,4 +1,4 @@
-"""Gradients and networks as CUDA graphs; the recording is played by a twin without a GPU."""
+"""Gradients and networks as CUDA graphs; without a GPU, a twin records and replays."""
 
 import copy
 from contextlib import closing
@@ -25,7 +25,7 @@ FRAMES = EnvSpec(observation_shape=(4, 10, 10), action=Discrete(3))
 
 @pytest.fixture
 def twins(monkeypatch):
-    """Stand for a card; those that were asked for."""
+    """Twins in place of GPUs, in order of their creation."""
     made = []
 
     def twin(_):
@@ -39,75 +39,77 @@ def twins(monkeypatch):
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def place(request):
-    """Where tensors lie: on a card, or where a twin stands for one."""
+def device(request):
+    """The device: a GPU, or the CPU with a twin in place of a GPU."""
     if request.param == "cpu":
         request.getfixturevalue("twins")
     return request.param
 
 
-def subjects():
+def make_learner():
     """A learner of stacked images, and its config."""
     config = with_all(IMAGE, env__frame_stack=2)
     return EfficientZeroLearner(FRAMES, config, num_updates=10, frame_stack=2), config
 
 
-def test_recorded_gradients_are_those_of_each_batch_and_state(place):
-    learner, config = subjects()
+def test_recorded_gradients_are_those_of_each_batch_and_state(device):
+    learner, config = make_learner()
     sizes = {"num_unrolled": config.loss.unroll_steps, "num_frames": config.env.frame_stack}
-    state = learner.init(0).to(place)
+    state = learner.init(0).to(device)
     graph = GraphedLearner(learner, learner.read_by_grads)
-    kept = []
+    results = []
     for seed in range(NUM_WARM + 4):
-        batch = batch_of(6, FRAMES, seed, **sizes).to(place)
-        one, other = (made.grads(state, batch) for made in (learner, graph))
-        kept.append((one, other, other[0].clone(), other[1].clone()))
-        # Another order of entries, as of a state that was loaded.
-        state = graph.apply(state.clone(), one[0]).select(*reversed(sorted(state.keys())))
-    for one, other, update, metrics in kept:
-        for expected, found, then in zip(one, other, (update, metrics), strict=True):
+        batch = batch_of(6, FRAMES, seed, **sizes).to(device)
+        expected_result, result = (each.grads(state, batch) for each in (learner, graph))
+        results.append((expected_result, result, result[0].clone(), result[1].clone()))
+        # Another order of entries, as in a loaded state.
+        state = graph.apply(state.clone(), expected_result[0]).select(
+            *reversed(sorted(state.keys()))
+        )
+    for expected_result, result, update, metrics in results:
+        for expected, found, copied in zip(expected_result, result, (update, metrics), strict=True):
             for key, value in expected.items(True, True):
                 torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
-                assert torch.equal(found[key], then[key])  # later replays do not write there
+                assert torch.equal(found[key], copied[key])  # later replays do not write there
 
 
-def test_rows_go_into_the_least_graph_with_room(place):
-    added = torch.tensor(1.0, device=place)
+def test_rows_use_the_smallest_graph_with_room(device):
+    added = torch.tensor(1.0, device=device)
     graphs = RowGraphs(lambda x, y: (x + added, y.sum(-1)))
     for num in (5, 3, 6, 5, 17):
-        x, y = torch.rand(num, device=place), torch.rand(num, 2, 3, device=place)
+        x, y = torch.rand(num, device=device), torch.rand(num, 2, 3, device=device)
         first, second = graphs(x, y)
         assert torch.equal(first, x + added) and torch.equal(second, y.sum(-1))
-        added += 1  # what it reads besides is read anew
+        added += 1  # captured tensors are read again
     assert graphs.sizes == [3, 6, 24]
     sizes = [room_for(num) for num in range(1, 400)]
     assert all(num <= size <= 1.5 * num for num, size in zip(range(1, 400), sizes, strict=True))
     assert len(set(sizes)) == 18
 
 
-def test_a_search_s_networks_by_graphs_are_those_without(place):
-    """Also with other weights, which are loaded where the graphs read them; and in a copy."""
-    learner, _ = subjects()
-    model = learner.make_model(0).to(place)
+def test_networks_as_graphs_equal_those_without(device):
+    """Also with other weights, loaded in place; and in a copy."""
+    learner, _ = make_learner()
+    model = learner.make_model(0).to(device)
     plain, graphed = fold(model), fold(model, cudagraphs=True)
     for seed in range(3):
-        other = learner.make_model(seed).to(place)
+        other = learner.make_model(seed).to(device)
         for folded in (plain, graphed):
             folded.refresh(other)
         for num in (5, 2, 6):
-            seen = torch.rand(num, 8, 10, 10, device=place)
-            action = torch.arange(num, device=place) % 3
-            embedding = plain.root(seen).embedding
-            for made in (graphed, copy.deepcopy(graphed)):
+            observation = torch.rand(num, 8, 10, 10, device=device)
+            action = torch.arange(num, device=device) % 3
+            embedding = plain.root(observation).embedding
+            for each in (graphed, copy.deepcopy(graphed)):
                 expected, after = plain.recurrent_fn(embedding, action)
-                found, then = made.recurrent_fn(embedding, action)
-                for x, y in zip([*expected, after], [*found, then], strict=True):
+                found, found_after = each.recurrent_fn(embedding, action)
+                for x, y in zip([*expected, after], [*found, found_after], strict=True):
                     torch.testing.assert_close(y, x, rtol=1e-3, atol=1e-3)
     assert graphed.recurrent_fn.graphs.sizes == [2, 6]
 
 
-def test_the_setting_records_both(tmp_path, twins):
-    """What searches compute, and gradients."""
+def test_the_setting_records_searches_and_gradients(tmp_path, twins):
+    """One graph for gradients, and graphs for searches."""
     config = with_all(BASES["stack"], device="cuda", cudagraphs=True)
     object.__setattr__(config, "device", "cpu")
     run = EfficientZeroExperiment(config, tmp_path, Quiet(), make_env, None)
@@ -124,7 +126,7 @@ def test_the_setting_records_both(tmp_path, twins):
 
 
 class CopiesFromCPU(TorchDispatchMode):
-    """Notes the operations that read the CPU's memory to write elsewhere."""
+    """Records operations that copy from the CPU to another device."""
 
     def __init__(self):
         super().__init__()
@@ -132,17 +134,17 @@ class CopiesFromCPU(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        given, made = (
+        sources, results = (
             {leaf.device.type for leaf in tree_leaves(tree) if torch.is_tensor(leaf)}
             for tree in ((args, kwargs), out)
         )
-        if "cpu" in given and "meta" in made:
+        if "cpu" in sources and "meta" in results:
             self.found.add(str(func))
         return out
 
 
 class MadeFromNumbers(TorchFunctionMode):
-    """Notes the tensors elsewhere that are made of Python's numbers."""
+    """Records tensors on other devices that are made from Python numbers."""
 
     def __init__(self):
         super().__init__()
@@ -157,32 +159,32 @@ class MadeFromNumbers(TorchFunctionMode):
 
 @pytest.mark.parametrize("base", ["vector", "stack", "fixed", "board"])
 def test_gradients_copy_nothing_from_the_cpu(base, tmp_path):
-    """A graph can't record that."""
+    """A CUDA graph can't record such copies."""
     run = EfficientZeroExperiment(BASES[base], tmp_path, Quiet(), make_env, None)
     with closing(run):
         state = run.init()
         batch = run.next_batch(state)
         state, batch = state.to("meta"), batch.to("meta")
-        with CopiesFromCPU() as copies, MadeFromNumbers() as made:
+        with CopiesFromCPU() as copies, MadeFromNumbers() as created:
             run.learner.grads(state, batch)
-            assert not copies.found and not made.found
+            assert not copies.found and not created.found
             torch.zeros(2).to("meta")
             torch.tensor([1.0, 2.0], device="meta")
-        assert copies.found and made.found  # they see such things
+        assert copies.found and created.found  # both modes record such operations
 
 
-def test_what_has_no_graphs_is_refused(request):
-    for changes, words in (
+def test_settings_without_graphs_are_refused(request):
+    for changes, message in (
         (dict(), "device=cpu: set device=cuda"),
         (dict(device="cuda", compile=True), "compile=True: "),
         (dict(device="cuda", env__num_envs=4, population__size=2), "population.size=2: "),
         (dict(device="cuda", learners__num=2), "learners.num=2: "),
         (dict(device="cuda", model__evolvable_heads=True), "evolvable_heads=True: "),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             with_all(VECTOR, **changes, cudagraphs=True)
-    there = with_all(VECTOR, device="cuda", cudagraphs=True)
-    assert not there.on("cpu").cudagraphs and there.on("").cudagraphs and there.on("cuda:1")
+    config = with_all(VECTOR, device="cuda", cudagraphs=True)
+    assert not config.on("cpu").cudagraphs and config.on("").cudagraphs and config.on("cuda:1")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="torch sees none on this machine"):
             RowGraphs(lambda x: (x,))

@@ -1,4 +1,4 @@
-"""Runs whose folders lack something, or hold something torn: what goes on, and what is said."""
+"""Runs with missing or damaged files: what can be resumed, and the errors."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ SMOKE = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
 
 
 def damages(text):
-    """As a loss of power leaves a file, or a disk that errs."""
+    """Contents of a file after a loss of power or a disk error; None for a missing file."""
     return [b"", bytes(len(text)), text[: len(text) // 2], text.replace(b"a", b"b", 1), None]
 
 
@@ -32,8 +32,8 @@ def test_a_tokenizer_that_the_config_determines_is_made_again(tmp_path):
     run = tmp_path / "run"
     ilql.train(SMOKE, run, view=Quiet())
     path = run / "tokenizer" / "raffia_tokenizer.json"
-    whole = path.read_bytes()
-    for number, damaged in enumerate(damages(whole)):
+    content = path.read_bytes()
+    for number, damaged in enumerate(damages(content)):
         if damaged is None:
             path.unlink()
         else:
@@ -43,10 +43,10 @@ def test_a_tokenizer_that_the_config_determines_is_made_again(tmp_path):
         else:
             longer = replace(SMOKE, num_updates=3 + number)
             assert ilql.resume(run, config=longer, view=Quiet()).update == 3 + number
-        assert path.read_bytes() == whole and load_tokenizer(run / "tokenizer").num_tokens
+        assert path.read_bytes() == content and load_tokenizer(run / "tokenizer").num_tokens
 
 
-def test_a_tokenizer_that_was_made_of_data_is_made_anew_by_a_resume_alone(tmp_path):
+def test_a_tokenizer_made_from_data_is_made_again_by_a_resume_alone(tmp_path):
     config = replace(
         SMOKE, task="data", data=replace(SMOKE.data, files=(write_chats(tmp_path / "chats.jsonl"),))
     )
@@ -54,19 +54,19 @@ def test_a_tokenizer_that_was_made_of_data_is_made_anew_by_a_resume_alone(tmp_pa
     run = tmp_path / "run"
     ilql.train(config, run, view=Quiet())
     path = run / "tokenizer" / "raffia_tokenizer.json"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:40])
+    content = path.read_bytes()
+    path.write_bytes(content[:40])
     with pytest.raises(RunError, match="raffia resume .* makes the tokenizer again from the data"):
         ilql.load_agent(run)
     assert ilql.resume(run, config=replace(config, num_updates=3), view=Quiet()).update == 3
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
     write_chats(tmp_path / "chats.jsonl", range(3, 30))
-    path.write_bytes(whole[:40])
+    path.write_bytes(content[:40])
     with pytest.raises(RunError, match="was trained on other rows"):
         ilql.resume(run, config=replace(config, num_updates=4), view=Quiet())
 
 
-def test_a_folder_in_which_a_config_was_half_written_can_be_used(tmp_path):
+def test_a_folder_with_a_half_written_config_can_be_used(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / ".0123456789ab.tmp").write_text('{"seed":')
@@ -84,40 +84,40 @@ def test_a_folder_in_which_a_config_was_half_written_can_be_used(tmp_path):
         create_run(other, SMOKE)
 
 
-def test_a_config_that_is_junk_is_said(tmp_path):
+def test_an_unreadable_config_is_refused(tmp_path):
     for text in ("[" * 300 + "]" * 300, '{"seed": ' + "9" * 5000 + "}", "\ud800"):
         (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-        with pytest.raises(RunError, match="config.json cannot be read: ") as seen:
+        with pytest.raises(RunError, match="config.json cannot be read: ") as raised:
             read_run(tmp_path)
-        assert len(str(seen.value)) < 1000
+        assert len(str(raised.value)) < 1000
 
 
-def test_a_run_that_ended_and_whose_checkpoints_are_gone_says_one_thing(tmp_path):
+def test_a_finished_run_without_checkpoints_is_refused(tmp_path):
     run = tmp_path / "run"
     ilql.train(SMOKE, run, view=Quiet())
     rows = (run / "metrics.jsonl").read_bytes()
     shutil.rmtree(run / "checkpoints")
-    words = "the checkpoints of .* are gone: restore them, or .* with `raffia train ilql"
-    with pytest.raises(RunError, match=words):
+    message = "the checkpoints of .* are gone: restore them, or .* with `raffia train ilql"
+    with pytest.raises(RunError, match=message):
         ilql.resume(run, view=Quiet())
     for which in ("best", "newest"):
-        with pytest.raises(RunError, match=words):
+        with pytest.raises(RunError, match=message):
             find_checkpoint(run, which)
     assert (run / "metrics.jsonl").read_bytes() == rows  # nothing was started over
 
 
-def test_a_damaged_checkpoint_is_told_once(tmp_path):
+def test_a_damaged_checkpoint_is_warned_about_once(tmp_path):
     run = tmp_path / "run"
     ilql.train(SMOKE, run, view=Quiet())
     [state] = run.glob("checkpoints/*/state*")
     state.write_bytes(b"")
-    words = f"checkpoint {state.parent} is skipped: {state.name}: it holds 0"
-    with pytest.warns(UserWarning) as seen, pytest.raises(RunError, match="are damaged"):
+    message = f"checkpoint {state.parent} is skipped: {state.name}: it holds 0"
+    with pytest.warns(UserWarning) as caught, pytest.raises(RunError, match="are damaged"):
         find_checkpoint(run, "best")
-    assert [str(warning.message)[: len(words)] for warning in seen] == [words]
+    assert [str(warning.message)[: len(message)] for warning in caught] == [message]
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     run = tmp_path / "run"
     create_run(run, SMOKE)
     (run / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n')
@@ -129,7 +129,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path)
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.slow
 def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
-    """Of a disk that is full for states, and has room for rows."""
+    """With a disk that is full for states, but has room for rows."""
     from raffia.recipes.population_config import PopulationConfig
 
     config = short(
@@ -150,8 +150,10 @@ def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
     monkeypatch.setattr(safetensors_file, "write_atomically", full)
     view = Quiet()
     efficientzero.train(config, run, view=view)
-    failed = [line for line in view.said if "was not saved" in line]
-    assert len(failed) == 4 and max(counts) <= size  # before the mend one more with each of them
+    failed = [line for line in view.messages if "was not saved" in line]
+    assert (
+        len(failed) == 4 and max(counts) <= size
+    )  # one chunk for each failed save would be left otherwise
     found = find_checkpoint(run, "newest")
     named = [
         chunk["file"]
@@ -169,5 +171,5 @@ def test_the_best_checkpoint_need_not_be_the_newest(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for update, score in ((10, 1.0), (20, 5.0), (30, 2.0)):
         checkpoints.save(update, {"state": TensorDict(step=torch.tensor(update))}, score=score)
-    wanted = {"best": 20, "newest": 30, "10": 10}
-    assert {which: find_checkpoint(tmp_path, which).update for which in wanted} == wanted
+    expected = {"best": 20, "newest": 30, "10": 10}
+    assert {which: find_checkpoint(tmp_path, which).update for which in expected} == expected

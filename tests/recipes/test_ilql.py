@@ -1,4 +1,4 @@
-"""Whole short runs of ILQL: what they leave, refuse, evaluate, and learn from files."""
+"""Short runs of ILQL: files, refusals, evaluation, and learning from dialogue files."""
 
 import json
 from dataclasses import replace
@@ -25,48 +25,48 @@ from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, W
 from raffia.recipes.ilql.data import make_corpus, play_games
 from raffia.recipes.ilql.presets import ILQL_SUMMARIES
 from raffia.train import Checkpoints, NonFiniteError, RunError
-from tests.recipes.ilql_runs import Asked, brief, last, write_chats
+from tests.recipes.ilql_runs import OpenDialogue, brief, last, write_chats
 from tests.recipes.runs import Quiet, rows, short, terminate, with_all
 from tests.recipes.test_resumes import assert_same_run
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    folder, seen = tmp_path_factory.mktemp("straight") / "run", []
+def finished(tmp_path_factory):
+    folder, statuses = tmp_path_factory.mktemp("straight") / "run", []
 
-    class Looks(Quiet):
+    class RecordingView(Quiet):
         def show(self, status):
-            seen.append(status)
+            statuses.append(status)
 
-    result = train(brief(), folder, view=Looks(), preset="ilql-smoke")
+    result = train(brief(), folder, view=RecordingView(), preset="ilql-smoke")
     assert (result.reason, result.update, result.env_step) == ("finished", 12, None)
     assert result.mean_return is not None
-    assert seen[-1].title == "ILQL on wordle, seed 0"
-    assert {(status.env_step, status.num_env_steps) for status in seen} == {(None, None)}
-    assert seen[-1].env_steps_per_second is None and seen[-1].evaluated_return is not None
+    assert statuses[-1].title == "ILQL on wordle, seed 0"
+    assert {(status.env_step, status.num_env_steps) for status in statuses} == {(None, None)}
+    assert statuses[-1].env_steps_per_second is None and statuses[-1].evaluated_return is not None
     return folder
 
 
-def test_a_run_leaves_what_is_needed_and_speaks_of_no_environment_steps(straight):
-    names = {path.name for path in straight.iterdir()}
+def test_a_run_writes_its_files_without_environment_steps(finished):
+    names = {path.name for path in finished.iterdir()}
     assert {"config.json", "metrics.jsonl", "checkpoints", "tokenizer"} <= names
     assert not names & {"replay", "trees", "tokens"}
-    assert read_run(straight) == brief()
-    assert json.loads((straight / "config.json").read_text())["run"]["algorithm"] == "ilql"
-    text = (straight / "metrics.jsonl").read_text()
+    assert read_run(finished) == brief()
+    assert json.loads((finished / "config.json").read_text())["run"]["algorithm"] == "ilql"
+    text = (finished / "metrics.jsonl").read_text()
     assert "env_step" not in text and "simulations" not in text
-    _, row = rows(straight, "train")  # after 10 updates, and at the end
+    _, row = rows(finished, "train")  # after 10 updates, and at the end
     for name in ("loss", "q_loss", "v_loss", "token_loss", "advantage_mean", "learning_rate"):
         assert isinstance(row[name], float), name
-    *_, row = told = rows(straight, "evaluate")
-    assert [row["update"] for row in told] == [4, 8, 12]
+    *_, row = evaluations = rows(finished, "evaluate")
+    assert [row["update"] for row in evaluations] == [4, 8, 12]
     assert list(row["decodings"]) == ["decode", "adv_weight=0"]
     assert row["mean_return"] == row["decodings"]["decode"]["mean_return"]
     assert len(row["returns"]) == 6 and all(-6 <= r <= 0 for r in row["returns"])
     assert row["low"] <= row["mean_return"] <= row["high"] and 0 <= row["share_won"] <= 1
 
 
-def test_parts_of_a_batch_make_the_same_update(tmp_path):
+def test_micro_batches_make_the_same_update(tmp_path):
     games = WordleConfig(num_words=12, num_games=8)  # all in one batch: some short, some long
     config = with_all(brief(num_updates=2, wordle=games), model__trunk__dropout=0.0)
     for num in (4, 1):
@@ -85,12 +85,12 @@ def test_nan_stops_the_run_before_it_is_saved(tmp_path):
     assert (tmp_path / "run" / "nan_dump").exists() and last(tmp_path / "run") is None
 
 
-def test_settings_that_shaped_what_was_learnt_are_refused(tmp_path):
+def test_changes_of_learning_settings_are_refused_at_a_resume(tmp_path):
     folder = tmp_path / "run"
     train(brief(num_updates=5), folder, view=Quiet())
     for name, value in (("loss__tau", 0.9), ("batch_size", 4), ("seed", 1)):
-        words = f"{name.replace('__', '.')} cannot be .* Only num_updates, .* can be changed"
-        with pytest.raises(RunError, match=words):
+        message = f"{name.replace('__', '.')} cannot be .* Only num_updates, .* can be changed"
+        with pytest.raises(RunError, match=message):
             resume(folder, config=with_all(brief(), **{name: value}), view=Quiet())
     assert read_run(folder) == brief(num_updates=5)
     other = brief(num_updates=7, decode=DecodeConfig(num_beams=1))
@@ -98,10 +98,10 @@ def test_settings_that_shaped_what_was_learnt_are_refused(tmp_path):
     assert read_run(folder) == other
 
 
-def test_a_run_of_another_algorithm_is_named(straight, tmp_path):
+def test_a_run_of_another_algorithm_is_refused(finished, tmp_path):
     for call in (efficientzero.resume, efficientzero.load_agent):
         with pytest.raises(RunError, match=r"is a run of ilql: use the functions of .*\.ilql"):
-            call(straight)
+            call(finished)
     efficientzero.train(short(60), tmp_path / "other", view=Quiet())
     with pytest.raises(RunError, match="is a run of efficientzero"):
         resume(tmp_path / "other", view=Quiet())
@@ -111,16 +111,16 @@ def test_a_run_of_another_algorithm_is_named(straight, tmp_path):
         read_run(tmp_path / "other")
 
 
-def test_an_agent_speaks_and_is_evaluated_alike_each_time(straight):
-    agent = load_agent(straight)
-    seen = [WordleObservation(), WordleObservation((("crane", "bbbbb"),))]
-    assert [type(text) for text in agent.act_batch(seen)] == [str, str]
-    greedy = load_agent(straight, "newest", decode=DecodeConfig(num_beams=1))
-    assert greedy.act(seen[0]) == greedy.act(seen[0])
-    first, again = (evaluate(straight, episodes=5, seed=3) for _ in range(2))
+def test_an_agent_answers_and_evaluations_repeat(finished):
+    agent = load_agent(finished)
+    observations = [WordleObservation(), WordleObservation((("crane", "bbbbb"),))]
+    assert [type(text) for text in agent.act_batch(observations)] == [str, str]
+    greedy = load_agent(finished, "newest", decode=DecodeConfig(num_beams=1))
+    assert greedy.act(observations[0]) == greedy.act(observations[0])
+    first, again = (evaluate(finished, episodes=5, seed=3) for _ in range(2))
     assert first == again and len(first.games["decode"].returns) == 5
     with pytest.raises(RunError, match="has no checkpoint '999'"):
-        load_agent(straight, "999")
+        load_agent(finished, "999")
 
 
 def test_sizes_that_do_not_fit_are_refused_and_leave_no_folder(tmp_path):
@@ -147,14 +147,14 @@ def test_games_by_letters_and_of_all_kinds(tmp_path):
 def test_filtered_cloning_learns_from_the_best_games_alone(tmp_path):
     config = brief(evaluate=ILQLEvaluateConfig(every_updates=10, num_episodes=4))
     filtered = method("filtered_bc", config)
-    whole, best = (make_corpus(c, None).learnt for c in (config, filtered))
-    assert (len(whole), len(best)) == (200, 20)
-    assert best.statistics().mean_return > whole.statistics().mean_return + 1
+    full, best = (make_corpus(c, None).learnt for c in (config, filtered))
+    assert (len(full), len(best)) == (200, 20)
+    assert best.statistics().mean_return > full.statistics().mean_return + 1
     train(replace(filtered, num_updates=2), tmp_path / "run", view=Quiet())
     assert "q_loss" not in rows(tmp_path / "run", "train")[-1]
 
 
-def test_presets_have_a_line_each_and_are_what_they_say():
+def test_presets_have_summaries_and_consistent_settings():
     assert ILQL_PRESETS.keys() == ILQL_SUMMARIES.keys()
     for name, config in ILQL_PRESETS.items():
         if config.task == "wordle":
@@ -176,30 +176,30 @@ def chats(tmp_path):
 
 
 def of_chats(chats, **changes) -> ILQLRun:
-    own = {
+    defaults = {
         "task": "data",
         "data": DialogueDataConfig(files=chats, held_out=0.2),
         "evaluate": ILQLEvaluateConfig(every_updates=5, num_episodes=7, batch_size=3),
     }
-    return with_sizes(brief(**{**own, **changes}))
+    return with_sizes(brief(**{**defaults, **changes}))
 
 
-def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
+def test_runs_on_files_hold_out_rows_and_refuse_changed_files(chats, tmp_path):
     config = of_chats(chats)
-    straight, folder = tmp_path / "straight", tmp_path / "run"
-    result = train(config, straight, view=Quiet())
+    uninterrupted, folder = tmp_path / "straight", tmp_path / "run"
+    result = train(config, uninterrupted, view=Quiet())
     assert (result.reason, result.mean_return, result.best_return) == ("finished", None, None)
-    corpus = make_corpus(config, straight)
+    corpus = make_corpus(config, uninterrupted)
     assert (len(corpus.learnt), len(corpus.held_out)) == (32, 8)
     assert corpus.learnt.origin == "folder" and corpus.held_out.origin == "folder"
     assert not set(corpus.learnt.rows) & set(corpus.held_out.rows)
-    row = rows(straight, "evaluate")[-1]
+    row = rows(uninterrupted, "evaluate")[-1]
     for name in ("loss", "token_loss", "q_loss", "v_mean", "q_mean", "advantage_mean"):
         assert isinstance(row[name], float), name
     assert "mean_return" not in row
-    best = Checkpoints(straight / "checkpoints").best()
-    assert best.score == max(row["score"] for row in rows(straight, "evaluate"))
-    assert isinstance(load_agent(straight).act(Asked()), str)
+    best = Checkpoints(uninterrupted / "checkpoints").best()
+    assert best.score == max(row["score"] for row in rows(uninterrupted, "evaluate"))
+    assert isinstance(load_agent(uninterrupted).act(OpenDialogue()), str)
     train(config, folder, view=Quiet({7: terminate}))
     before = Path(chats[1]).read_text()
     Path(chats[1]).write_text(2 * before)
@@ -207,7 +207,7 @@ def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
         resume(folder, view=Quiet())
     Path(chats[1]).write_text(before)
     resume(folder, view=Quiet())
-    assert_same_run(straight, folder)
+    assert_same_run(uninterrupted, folder)
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_whole_utterances_as_actions(chats, tmp_path):
     assert rows(tmp_path / "run", "evaluate")[-1]["q_loss"] > 0
 
 
-def test_what_is_wrong_with_files_is_said_and_leaves_no_folder(chats, tmp_path):
+def test_wrong_files_are_refused_and_leave_no_folder(chats, tmp_path):
     config = of_chats(chats)
     with open(chats[1], "a") as file:
         file.write('{"messages": [{"role": "robot", "content": "hi"}]}\n')
@@ -244,22 +244,22 @@ def test_what_is_wrong_with_files_is_said_and_leaves_no_folder(chats, tmp_path):
     assert train(skips, tmp_path / "run", view=Quiet()).update == 1
 
 
-def test_a_language_model_is_begun_with(chats, tmp_path):
+def test_a_run_starts_from_a_language_model(chats, tmp_path):
     torch.manual_seed(0)
     theirs = CausalLM(12, n_layer=1, n_head=2, n_embd=8, block_size=40)
     save_gpt2(tmp_path / "gpt", theirs.settings(), theirs.state_dict())
     config = of_chats(chats, language_model=str(tmp_path / "gpt"), num_updates=1)
     trunk = config.model.trunk
     assert (trunk.n_embd, trunk.block_size, trunk.dropout) == (8, 40, 0.1)
-    still = with_all(config, optimizer__learning_rate=0.0)
-    train(still, tmp_path / "run", view=Quiet({1: terminate}))
+    frozen = with_all(config, optimizer__learning_rate=0.0)
+    train(frozen, tmp_path / "run", view=Quiet({1: terminate}))
     state = last(tmp_path / "run").tensors("state")
     for name, tensor in theirs.state_dict().items():
         assert state[("params", "trunk", *name.split("."))][: len(tensor)].equal(tensor), name
     (tmp_path / "gpt").rename(tmp_path / "moved")  # it is in the checkpoint now
-    longer = replace(still, num_updates=2)
+    longer = replace(frozen, num_updates=2)
     assert resume(tmp_path / "run", config=longer, view=Quiet()).update == 2
-    unlike = replace(config, language_model=str(tmp_path / "moved"))
-    unlike = replace(unlike, model=ILQLModelConfig(trunk=replace(trunk, n_layer=2)))
+    other = replace(config, language_model=str(tmp_path / "moved"))
+    other = replace(other, model=ILQLModelConfig(trunk=replace(trunk, n_layer=2)))
     with pytest.raises(RunError, match="n_layer=2, but .*moved holds a model with 1"):
-        train(unlike, tmp_path / "other", view=Quiet())
+        train(other, tmp_path / "other", view=Quiet())

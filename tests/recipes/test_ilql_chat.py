@@ -1,4 +1,4 @@
-"""A person and an agent of ILQL: what the agent reads, what comes of its answers."""
+"""Chats with an agent of ILQL: its prompts and its answers."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -30,12 +30,12 @@ def chat_of(tokenizer=None, **options):
     return Chat(policy_of(tokenizer or character_tokenizer(["abc"]), **options))
 
 
-def asked(chat, monkeypatch):
-    """The prompts that the agent gets from now on."""
+def record_prompts(chat, monkeypatch):
+    """A list to which the agent's prompts are added from now on."""
     prompts, make = [], chat.policy.fit
 
-    def fit(*given):
-        found = make(*given)
+    def fit(*args):
+        found = make(*args)
         prompts.append(found[0])
         return found
 
@@ -43,9 +43,9 @@ def asked(chat, monkeypatch):
     return prompts
 
 
-def test_the_agent_reads_what_rows_of_data_begin_with(monkeypatch):
+def test_prompts_are_the_prefixes_of_data_rows(monkeypatch):
     chat = chat_of(max_new_tokens=3)
-    prompts = asked(chat, monkeypatch)
+    prompts = record_prompts(chat, monkeypatch)
     chat.send("ab")
     list(chat.answer())
     chat.send("c")
@@ -55,21 +55,21 @@ def test_the_agent_reads_what_rows_of_data_begin_with(monkeypatch):
     row = DataPoint.from_obs(Dialogue(chat.utterances[:3], terminal=False), tokenizer).tokens
     assert prompts[-1] == row and row[0] == tokenizer.bos_token_id
     chat.utterances.clear()
-    list(chat.answer())  # it begins
+    list(chat.answer())  # the agent begins
     assert prompts[-1] == [tokenizer.boa_token_id]
 
 
-def test_pieces_are_the_text_and_tell_the_values():
+def test_pieces_have_the_text_and_the_values():
     for tokenizer in (character_tokenizer(["abc"]), WordTokenizer.from_texts(["a b c"])):
         chat = chat_of(tokenizer, max_new_tokens=6)
-        said = list(chat.answer())
-        assert "".join(piece.text for piece in said) == chat.utterances[0][0]
-        assert all(0 < piece.probability <= 1 and piece.v is not None for piece in said)
+        pieces = list(chat.answer())
+        assert "".join(piece.text for piece in pieces) == chat.utterances[0][0]
+        assert all(0 < piece.probability <= 1 and piece.v is not None for piece in pieces)
     chat = chat_of(include_adv=False, max_new_tokens=2)
     assert all(piece.v is None and piece.advantage is None for piece in chat.answer())
 
 
-def test_half_a_character_is_held_back():
+def test_a_partial_character_is_held_back():
     class Bytes:  # two tokens make one character
         num_tokens, pad_token_id, bos_token_id, eos_token_id = 12, 6, 7, 8
         boa_token_id, eoa_token_id, eod_token_id = 9, 10, 11
@@ -89,7 +89,7 @@ def test_half_a_character_is_held_back():
     assert set(pieces) <= {"", "é"} and "é" in pieces
 
 
-def test_another_answer_is_to_the_same():
+def test_a_repeated_answer_has_the_same_prompt():
     chat = chat_of(max_new_tokens=8, block_size=64)
     chat.send("ab")
     texts = set()
@@ -102,13 +102,13 @@ def test_another_answer_is_to_the_same():
 
 def test_a_full_context_forgets_the_oldest_utterances(monkeypatch):
     chat = chat_of(max_new_tokens=4, block_size=24)
-    prompts = asked(chat, monkeypatch)
+    prompts = record_prompts(chat, monkeypatch)
     for _ in range(6):
         chat.send("abca")
         list(chat.answer())
         assert len(prompts[-1]) + chat.policy.room <= 24
-    seen = chat.utterances[chat.num_forgotten : -1]
-    row = DataPoint.from_obs(Dialogue(seen, terminal=False), chat.policy.tokenizer).tokens
+    visible = chat.utterances[chat.num_forgotten : -1]
+    row = DataPoint.from_obs(Dialogue(visible, terminal=False), chat.policy.tokenizer).tokens
     assert 0 < chat.num_forgotten < len(chat.utterances) - 1 and prompts[-1] == row
     assert len(chat.utterances) == 12
     chat.utterances.clear()
@@ -116,7 +116,7 @@ def test_a_full_context_forgets_the_oldest_utterances(monkeypatch):
     assert chat.num_forgotten == 0
 
 
-class Drill:
+class NineQuestions:
     """An environment of text that asks nine times."""
 
     def reset(self, seed):
@@ -133,21 +133,24 @@ class Drill:
 
 
 @pytest.mark.parametrize("block_size", [9, 24, 512])
-def test_in_an_environment_an_agent_forgets_too(block_size, monkeypatch):
+def test_the_context_is_also_limited_in_an_environment(block_size, monkeypatch):
     policy = policy_of(character_tokenizer(["abc"]), block_size, max_new_tokens=3)
-    prompts = asked(SimpleNamespace(policy=policy), monkeypatch)
-    [game] = play_dialogues(Drill, policy, [0])
+    prompts = record_prompts(SimpleNamespace(policy=policy), monkeypatch)
+    [game] = play_dialogues(NineQuestions, policy, [0])
     assert len(game.observation.sequence) == 18 and len(prompts) == 9
     for number, prompt in enumerate(prompts):
-        said = game.observation.sequence[: 2 * number + 1]
-        rows = [policy.tokens(Dialogue(said[at:], terminal=False)) for at in range(len(said))]
+        utterances = game.observation.sequence[: 2 * number + 1]
+        rows = [
+            policy.tokens(Dialogue(utterances[start:], terminal=False))
+            for start in range(len(utterances))
+        ]
         fitting = [row for row in rows if len(row) < block_size]
         assert prompt in fitting  # the whole dialogue, or else its last utterances
         assert prompt == rows[0] or prompt == next(
             row for row in fitting if len(row) + policy.room <= block_size
         )
     assert (prompts[-1] == rows[0]) == (block_size == 512)
-    long = Dialogue([("abc" * 99, None)], terminal=False)  # of which the end is seen
+    long = Dialogue([("abc" * 99, None)], terminal=False)  # only its end fits
     assert policy.prompt(long) == policy.tokens(long)[-(block_size - 1) :]
 
 
@@ -158,11 +161,13 @@ def test_a_system_message_is_not_forgotten():
     prompt, num = policy.fit(Dialogue(turns, terminal=False, roles=roles))
     rest = Dialogue([turns[0], *turns[1 + num :]], terminal=False)
     assert prompt == policy.tokens(rest) and 0 < num < 13 and len(prompt) + 3 <= 24
-    prompt, num = policy.fit(Dialogue(turns, terminal=False))  # without roles it is as any other
+    prompt, num = policy.fit(
+        Dialogue(turns, terminal=False)
+    )  # without roles it is treated as any other
     assert prompt == policy.tokens(Dialogue(turns[num:], terminal=False)) and num > 0
 
 
-def test_what_can_not_be_said():
+def test_texts_that_cannot_be_encoded_or_do_not_fit_are_refused():
     chat = chat_of(block_size=16)
     with pytest.raises(UnreadableText, match="^there is no token for 'x' in 'ax'$"):
         chat.send("ax")
@@ -175,7 +180,7 @@ def test_what_can_not_be_said():
     assert len(list(chat.answer())) <= 4
 
 
-def test_an_answer_without_an_end_says_why():
+def test_an_answer_that_is_cut_has_a_reason():
     chat = chat_of(max_new_tokens=2, temperature=1e-3, top_k=1, include_adv=False)
     embeddings = chat.policy.agent.model.trunk.wte.weight
     with torch.no_grad():

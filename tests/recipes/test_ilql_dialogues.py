@@ -1,4 +1,4 @@
-"""What a run writes of dialogues, and that the page shows it."""
+"""The dialogue files of a run, and their section of the report."""
 
 import json
 from dataclasses import replace
@@ -21,8 +21,8 @@ from tests.recipes.runs import Quiet
 
 def brief(**changes) -> ILQLRun:
     smoke = ILQL_PRESETS["ilql-smoke"]
-    own = ILQLEvaluateConfig(every_updates=4, num_episodes=4)
-    return replace(smoke, **{"num_updates": 8, "batch_size": 8, "evaluate": own, **changes})
+    evaluate = ILQLEvaluateConfig(every_updates=4, num_episodes=4)
+    return replace(smoke, **{"num_updates": 8, "batch_size": 8, "evaluate": evaluate, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +36,23 @@ def files(folder):
     return {path.name: path.read_text() for path in (folder / "dialogues").iterdir()}
 
 
-def test_each_evaluation_leaves_games_and_rows(run):
+def test_each_evaluation_writes_games_and_rows(run):
     found = files(run)
     assert sorted(found) == ["000000004.json", "000000008.json"]
     record = json.loads(found["000000008.json"])
     shown = record["dialogues"]
-    assert [one["source"] for one in shown] == ["own"] * 4 + ["logged"] * 4
-    returns = [one["return"] for one in shown[4:]]
+    assert [dialogue["source"] for dialogue in shown] == ["own"] * 4 + ["logged"] * 4
+    returns = [dialogue["return"] for dialogue in shown[4:]]
     assert returns == sorted(returns) and returns[0] == -6.0 and returns[-1] == 0.0
     assert record["data"]["num_rows"] == 200 and 0 < record["data"]["share_won"] < 1
     before = json.loads(found["000000004.json"])["dialogues"]
-    assert [one["tokens"] for one in before[4:]] == [one["tokens"] for one in shown[4:]]
+    assert [dialogue["tokens"] for dialogue in before[4:]] == [
+        dialogue["tokens"] for dialogue in shown[4:]
+    ]
     assert before[4]["v"] != shown[4]["v"]
 
 
-def test_the_page_shows_them(run):
+def test_the_page_shows_dialogues(run):
     pytest.importorskip("matplotlib")
     from raffia.report import summarise, write_report
 
@@ -65,25 +67,25 @@ def test_the_page_shows_them(run):
 def test_numbers_are_those_of_the_networks(run):
     config = replace(brief(), loss=replace(brief().loss, value_max=-0.01))
     corpus, networks = make_corpus(config, None), Networks(config)
-    game = [one for one in scored_dialogues(networks, corpus, config)["dialogues"]][4]
+    game = [dialogue for dialogue in scored_dialogues(networks, corpus, config)["dialogues"]][4]
     data = corpus.learnt
     texts = [pieces(corpus.tokenizer, data[n].tokens) for n in range(len(data))]
     point = data[texts.index(game["tokens"])]
     batch = data.collate([point])
     qvs = qvs_of(networks.loss, batch)
     for name, key in (("target_q", "q"), ("v", "v"), ("advantage", "advantage")):
-        wanted = [action[key] for action in game["actions"]]
-        torch.testing.assert_close(qvs[name][0], torch.tensor(wanted), atol=1e-4, rtol=1e-4)
+        expected = [action[key] for action in game["actions"]]
+        torch.testing.assert_close(qvs[name][0], torch.tensor(expected), atol=1e-4, rtol=1e-4)
     assert game["v"][:-1] == [action["v"] for action in game["actions"]] and game["v"][-1] is None
     assert [action["reward"] for action in game["actions"]] == point.rewards
     logits = networks.model.policy_trunk(batch["tokens"], batch["attn_mask"])
     log_probs = networks.model.logits(logits)[0].log_softmax(-1)
     for action in game["actions"]:
-        said = point.tokens[action["last"]]
+        token = point.tokens[action["last"]]
         assert action["first"] == action["last"]
         row = log_probs[action["last"] - 1]
-        assert action["log_prob"] == pytest.approx(float(row[said]), abs=1e-3)
-        best = [n for n in row.argsort(descending=True).tolist() if n != said][0]
+        assert action["log_prob"] == pytest.approx(float(row[token]), abs=1e-3)
+        best = [n for n in row.argsort(descending=True).tolist() if n != token][0]
         other = action["others"][0]
         assert other["token"] == corpus.tokenizer.id_to_token(best)
         assert other["log_prob"] == pytest.approx(float(row[best]), abs=1e-3)
@@ -99,15 +101,15 @@ def test_the_files_depend_on_checkpoint_and_config_alone(run, tmp_path):
     assert again.dialogues == found.dialogues
 
 
-def test_what_is_not_learnt_is_not_told():
-    """Of a policy alone there are no values, and of values alone no log-probabilities."""
+def test_values_that_are_not_learnt_are_left_out():
+    """A policy alone has no values, and values alone no log-probabilities."""
     for name in ("bc", "cql"):
         config = method(name, brief())
         record = scored_dialogues(Networks(config), make_corpus(config, None), config)
         assert record["values"] == (name == "cql")
-        for one in record["dialogues"]:
-            assert ("v" in one) == (name == "cql")
-            for action in one["actions"]:
+        for dialogue in record["dialogues"]:
+            assert ("v" in dialogue) == (name == "cql")
+            for action in dialogue["actions"]:
                 keys = {key for other in action["others"] for key in other}
                 if name == "bc":
                     assert action["log_prob"] < 0 and not {"q", "advantage"} & {*action}
@@ -139,16 +141,21 @@ def test_held_out_rows_are_shown_where_there_are_no_games(tmp_path):
     config = chats(tmp_path)
     corpus = make_corpus(config, None)
     record = scored_dialogues(Networks(config), corpus, config)
-    assert [one["source"] for one in record["dialogues"]] == ["held out"] * 4
+    assert [dialogue["source"] for dialogue in record["dialogues"]] == ["held out"] * 4
     assert record["data"]["mean_return"] == 4.5 and "share_won" not in record["data"]
-    one = record["dialogues"][-1]
-    assert "".join(one["tokens"]).startswith("<s>say ")
-    assert one["actions"][-1]["reward"] == one["return"]
-    assert [one["tokens"][at] for at in one["marks"]] == ["<s>", "</s>", "</a>", "</eod>"]
-    assert one["ended"] and one["v"][-1] is None
+    dialogue = record["dialogues"][-1]
+    assert "".join(dialogue["tokens"]).startswith("<s>say ")
+    assert dialogue["actions"][-1]["reward"] == dialogue["return"]
+    assert [dialogue["tokens"][index] for index in dialogue["marks"]] == [
+        "<s>",
+        "</s>",
+        "</a>",
+        "</eod>",
+    ]
+    assert dialogue["ended"] and dialogue["v"][-1] is None
 
 
-def test_utterances_are_decisions_where_they_are_actions(tmp_path):
+def test_whole_utterances_are_one_decision_each(tmp_path):
     config = chats(tmp_path)
     config = replace(
         config,
@@ -157,29 +164,31 @@ def test_utterances_are_decisions_where_they_are_actions(tmp_path):
         decode=DecodeConfig(include_adv=False),
     )
     corpus, networks = make_corpus(config, None), Networks(config)
-    one = scored_dialogues(networks, corpus, config)["dialogues"][-1]
-    (action,) = one["actions"]
-    said = one["tokens"][action["first"] : action["last"] + 1]
-    assert said[-1] == "</a>" and "".join(said[:-1]).endswith(f"{one['return']:.0f}")
+    dialogue = scored_dialogues(networks, corpus, config)["dialogues"][-1]
+    (action,) = dialogue["actions"]
+    tokens = dialogue["tokens"][action["first"] : action["last"] + 1]
+    assert tokens[-1] == "</a>" and "".join(tokens[:-1]).endswith(f"{dialogue['return']:.0f}")
     data = corpus.held_out
     points = [data[n] for n in range(len(data))]
     texts = [pieces(corpus.tokenizer, point.tokens) for point in points]
-    batch = data.collate([points[texts.index(one["tokens"])]], per_token=False)
+    batch = data.collate([points[texts.index(dialogue["tokens"])]], per_token=False)
     qvs = qvs_of(networks.loss, batch)
     assert action["q"] == pytest.approx(qvs["target_q"].item(), abs=1e-4)
     assert action["v"] == pytest.approx(qvs["v"].item(), abs=1e-4)
-    assert action["log_prob"] < -len(said) and "others" not in action
+    assert action["log_prob"] < -len(tokens) and "others" not in action
 
 
 def test_long_dialogues_are_cut(tmp_path):
     config = chats(tmp_path, long=True)
     record = scored_dialogues(Networks(config), make_corpus(config, None), config)
-    for one in record["dialogues"]:
-        assert len(one["tokens"]) == 300 and one["cut"] and len(one["actions"]) < 300
-        assert not one["ended"] and isinstance(one["v"][-1], float)  # its value counts on
+    for dialogue in record["dialogues"]:
+        assert len(dialogue["tokens"]) == 300 and dialogue["cut"] and len(dialogue["actions"]) < 300
+        assert not dialogue["ended"] and isinstance(
+            dialogue["v"][-1], float
+        )  # its last state has a value
 
 
-def test_the_best_rows_are_told_of_where_only_they_are_learnt_from():
+def test_the_summary_names_the_best_rows_where_only_they_are_learnt_from():
     config = method("filtered_bc", brief())
     data = data_summary(make_corpus(config, None), config)
     assert (data["num_rows"], data["learnt"]["num_rows"]) == (200, 20)
@@ -187,7 +196,7 @@ def test_the_best_rows_are_told_of_where_only_they_are_learnt_from():
     assert data["low"] < data["mean_return"] < data["high"]
 
 
-def test_texts_of_tokens_make_the_text_of_the_utterance():
+def test_pieces_join_to_the_text_of_the_utterance():
     class Halves:  # every letter is two tokens, of which the first alone is no letter
         def decode(self, ids):
             return "".join("é" if n % 2 else "\ufffd" for n in ids if ids and n > 0).replace(
@@ -203,17 +212,17 @@ def test_texts_of_tokens_make_the_text_of_the_utterance():
     assert pieces(letters, point.tokens) == ["<s>", "a", "b", "</s>"]
 
 
-def test_it_can_be_interrupted():
+def test_scoring_can_be_interrupted():
     config = brief()
     with pytest.raises(Interrupted):
         scored_dialogues(Networks(config), make_corpus(config, None), config, stop=lambda: True)
 
 
-def test_a_full_disk_ends_no_run(tmp_path, monkeypatch):
+def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(ilql_run, "write_dialogues", full)
     view = Quiet()
     assert train(brief(num_updates=4), tmp_path / "run", view=view).reason == "finished"
-    assert "update 4: no dialogues were written: No space left on device" in view.said
+    assert "update 4: no dialogues were written: No space left on device" in view.messages

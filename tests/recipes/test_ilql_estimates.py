@@ -1,4 +1,4 @@
-"""What agents on own data are chosen by: nothing that they may change, and no loss."""
+"""Scores of agents on data: independent of their hyperparameters and of the loss."""
 
 import json
 import math
@@ -39,8 +39,8 @@ def population(tmp_path, **changes):
 
 
 @pytest.mark.parametrize("name", ["ilql", "cql"])  # with an estimate; without one
-def test_a_member_gains_nothing_by_other_weights_of_its_loss(name, tmp_path):
-    """Three members of the same networks, who only learn by other numbers."""
+def test_a_member_s_fitness_does_not_depend_on_its_loss_weights(name, tmp_path):
+    """Three members with the same networks and other hyperparameters."""
     config = method(name, population(tmp_path))
     (tmp_path / "run").mkdir()
     run = ILQLExperiment(config, tmp_path / "run", Quiet())
@@ -52,45 +52,45 @@ def test_a_member_gains_nothing_by_other_weights_of_its_loss(name, tmp_path):
     state["hyper", "awac_weight"][1] = 0.001
     state["hyper", "tau"][2] = 0.5
     state["hyper", "gamma"][2] = 0.1
-    told = run.evaluate(state, lambda: False)
+    evaluated = run.evaluate(state, lambda: False)
     run.close()
-    fitness = told.values["fitness"]
+    fitness = evaluated.values["fitness"]
     assert fitness[0] == fitness[1] == fitness[2] and math.isfinite(fitness[0])
 
 
-def replies(said, alone, rewards):
-    table = [torch.tensor(x, dtype=torch.float64).unsqueeze(-1) for x in (said, alone, rewards)]
+def replies(decoded, plain, rewards):
+    table = [torch.tensor(x, dtype=torch.float64).unsqueeze(-1) for x in (decoded, plain, rewards)]
     return Replies(*table, torch.ones_like(table[0], dtype=torch.bool), worst=-1.0)
 
 
-def test_members_are_held_against_the_policy_that_knows_the_data_best():
-    """One who speaks nonsense, and prefers the better of it, is no better for that."""
+def test_members_are_compared_with_the_policy_that_fits_the_data_best():
+    """A policy of unlikely answers does not gain by preferring the better of them."""
     ends = [1.0, -1.0] * 20
     half, tenth, never = math.log(0.5), math.log(0.1), math.log(0.001)
-    knowing = replies([math.log(0.8), math.log(0.2)] * 20, [half] * 40, ends)
-    nonsense = replies([tenth, never] * 20, [math.log(0.01)] * 40, ends)
-    assert knowing.fit > nonsense.fit
-    alone, held = (
-        with_estimate(ILQLEvaluation(held_out={"loss": 0.5}, replies=nonsense), reference)
-        for reference in (None, knowing)
+    fitted = replies([math.log(0.8), math.log(0.2)] * 20, [half] * 40, ends)
+    unlikely = replies([tenth, never] * 20, [math.log(0.01)] * 40, ends)
+    assert fitted.fit > unlikely.fit
+    alone, compared = (
+        with_estimate(ILQLEvaluation(held_out={"loss": 0.5}, replies=unlikely), reference)
+        for reference in (None, fitted)
     )
-    assert fitness_of(alone) > 0 > fitness_of(held)
-    good = with_estimate(ILQLEvaluation(held_out={"loss": 9.0}, replies=knowing), knowing)
+    assert fitness_of(alone) > 0 > fitness_of(compared)
+    good = with_estimate(ILQLEvaluation(held_out={"loss": 9.0}, replies=fitted), fitted)
     assert fitness_of(good) > 0 and good.held_out["estimated_return"] == pytest.approx(0.6)
 
 
 def test_the_best_checkpoint_is_surely_better_than_the_logs_or_the_newest(tmp_path):
     config = with_sizes(of_file(write_chats(tmp_path / "chats.jsonl")))
     train(config, tmp_path / "run", view=Quiet())
-    told = rows(tmp_path / "run", "evaluate")
-    assert [row["update"] for row in told] == [3, 6]
-    for row in told:
+    evaluations = rows(tmp_path / "run", "evaluate")
+    assert [row["update"] for row in evaluations] == [3, 6]
+    for row in evaluations:
         gain = row["estimated_return"] - row["logged_return"]
         assert row["score"] == pytest.approx(gain if row["gain_low"] > 0 else 0.0)
         assert row["estimated_low"] <= row["estimated_return"] <= row["estimated_high"]
     best = Checkpoints(tmp_path / "run" / "checkpoints").best()
-    assert [row["score"] for row in told] == [0.0, 0.0] and best.update == 6
-    assert [one.score for one in read_run(tmp_path / "run").evaluations] == [0.0, 0.0]
+    assert [row["score"] for row in evaluations] == [0.0, 0.0] and best.update == 6
+    assert [evaluation.score for evaluation in read_run(tmp_path / "run").evaluations] == [0.0, 0.0]
     text = table(figures(evaluate(tmp_path / "run", episodes=5)))
     assert "estimated return when decoding" in text and "do not measure how well it sp" in text
     assert "too few to rely on" in text and "score" not in text
@@ -100,7 +100,7 @@ UTTERANCES = {"loss__cql_weight": 0.0, "model__per_token": False}
 
 
 @pytest.mark.parametrize("changes", [{"loss__beta": 1.0}, UTTERANCES])
-def test_where_nothing_can_be_estimated_the_loss_is_left_and_that_is_said(changes, tmp_path):
+def test_without_an_estimate_the_score_is_the_loss(changes, tmp_path):
     config = of_file(write_chats(tmp_path / "chats.jsonl"), num_updates=3)
     train(with_sizes(with_all(config, **changes)), tmp_path / "run", view=Quiet())
     found = evaluate(tmp_path / "run", episodes=5)
@@ -110,13 +110,13 @@ def test_where_nothing_can_be_estimated_the_loss_is_left_and_that_is_said(change
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_of_an_exact_task_in_a_file_the_estimate_is_near_what_it_brings(tmp_path):
-    """While the loss hardly moves, the return and its estimate rise to the best there is."""
-    said = [
+def test_the_estimate_for_an_exact_task_is_near_the_true_return(tmp_path):
+    """While the loss hardly moves, the return and its estimate rise to the optimum."""
+    dialogues = [
         {"sequence": [[text, reward] for text, reward in one.to_sequence()[0]]}
         for one in exact_dialogues()
     ]
-    (tmp_path / "exact.jsonl").write_text("\n".join(10 * [json.dumps(one) for one in said]))
+    (tmp_path / "exact.jsonl").write_text("\n".join(10 * [json.dumps(one) for one in dialogues]))
     base = ILQL_PRESETS["dialogue"]
     config = replace(
         base,
@@ -131,30 +131,34 @@ def test_of_an_exact_task_in_a_file_the_estimate_is_near_what_it_brings(tmp_path
         evaluate=replace(base.evaluate, every_updates=200),
     )
     train(with_sizes(config), tmp_path / "run", view=Quiet())
-    told = rows(tmp_path / "run", "evaluate")
+    evaluations = rows(tmp_path / "run", "evaluate")
     exact = {}
     for which in ("best", "newest"):
         agent = load_agent(tmp_path / "run", which)
         networks = agent.agent.model, agent.agent.target
         exact[which] = exact_return(policy(*networks, agent.config))
     assert exact == pytest.approx({"best": 2.0, "newest": 2.0})
-    assert told[0]["score"] == 0 < max(row["score"] for row in told)
-    assert told[-1]["estimated_low"] <= exact["newest"] <= told[-1]["estimated_high"] + 0.1
-    assert told[-1]["estimated_low"] > told[-1]["logged_return"]
+    assert evaluations[0]["score"] == 0 < max(row["score"] for row in evaluations)
+    assert (
+        evaluations[-1]["estimated_low"]
+        <= exact["newest"]
+        <= evaluations[-1]["estimated_high"] + 0.1
+    )
+    assert evaluations[-1]["estimated_low"] > evaluations[-1]["logged_return"]
 
 
-def test_the_score_is_the_gain_where_it_is_sure():
-    """Three dialogues of four say what decoding would, and they pay: the interval is narrow. With
-    one such dialogue among many the gain is as large, and nothing is sure of it."""
+def test_the_score_is_the_gain_where_it_is_significant():
+    """Three of four dialogues are those of decoding, with rewards: the interval is narrow. With
+    one such dialogue among many the gain is as large, but not significant."""
 
     def scored(num_right, num_wrong):
         num = num_right + num_wrong
-        said = torch.full((num, 1), math.log(num / num_right), dtype=torch.float64)
-        said[num_right:] = -30.0  # decoding would not say these
+        log_ratio = torch.full((num, 1), math.log(num / num_right), dtype=torch.float64)
+        log_ratio[num_right:] = -30.0  # decoding would not give these
         rewards = torch.zeros(num, 1, dtype=torch.float64)
         rewards[:num_right] = torch.linspace(0.9, 1.1, num_right, dtype=torch.float64)[:, None]
         mask = torch.ones(num, 1, dtype=torch.bool)
-        replies = Replies(said, torch.zeros_like(said), rewards, mask, 0.0)
+        replies = Replies(log_ratio, torch.zeros_like(log_ratio), rewards, mask, 0.0)
         return with_estimate(ILQLEvaluation(held_out={"loss": 0.5}, replies=replies)).held_out
 
     sure, unsure = scored(60, 20), scored(1, 20)

@@ -28,11 +28,11 @@ transformers = pytest.importorskip("transformers")
 SMOKE = ILQL_PRESETS["ilql-smoke"]
 SMALL = TrunkConfig(n_layer=2, n_head=2, n_embd=8, block_size=48)
 NEAR = {"rtol": 0, "atol": 1e-4}
-SEEN = Dialogue([("say 3", None), ("3", 0.0), ("say 5", None)], terminal=False)
+DIALOGUE = Dialogue([("say 3", None), ("3", 0.0), ("say 5", None)], terminal=False)
 
 
 def run_of(folder, **changes):
-    """A run of one update at a rate that shows, on games or on chats."""
+    """A run of one update with a large learning rate, on games or on chats."""
     config = replace(
         SMOKE,
         optimizer=replace(SMOKE.optimizer, learning_rate=0.05),
@@ -58,19 +58,19 @@ def letters():
     return {"wordle": wordle, "model": replace(SMOKE.model, trunk=trunk)}
 
 
-def compare(run, out, seen):
-    """The run's policy and what transformers makes of the folder."""
+def compare(run, out, observation):
+    """Compare the run's policy with what transformers loads from the folder."""
     agent = load_agent(run, "newest")
     model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    prompt = agent.prompt(seen)
-    said = seen.to_sequence()[0]
-    if said:
-        roles = ["user" if reward is None else "assistant" for _, reward in said]
-        pairs = zip(roles, said, strict=True)
+    prompt = agent.prompt(observation)
+    sequence = observation.to_sequence()[0]
+    if sequence:
+        roles = ["user" if reward is None else "assistant" for _, reward in sequence]
+        pairs = zip(roles, sequence, strict=True)
         chat = [{"role": role, "content": text} for role, (text, _) in pairs]
         assert tokenizer.apply_chat_template(chat, return_dict=False) == prompt
-        assert tokenizer(said[0][0]).input_ids == agent.tokenizer.encode(said[0][0])
+        assert tokenizer(sequence[0][0]).input_ids == agent.tokenizer.encode(sequence[0][0])
     tokens = torch.tensor([prompt])
     with torch.no_grad():
         ours = agent.agent.model.policy_trunk
@@ -79,18 +79,18 @@ def compare(run, out, seen):
     return agent, model, tokenizer
 
 
-def same_agent(run, out, seen):
-    """All that decoding asks for is what it was."""
+def same_agent(run, out, observation):
+    """Check that an exported agent decodes as the run's agent does."""
     before, after = load_agent(run, "newest"), load_exported(out)
     assert after.config == before.config
     config = replace(before.config, report_all=after.agent.model is not None, max_new_tokens=3)
-    told = []
+    answers = []
     for agent in (before, after):
         agent.config = config
-        told.append(agent.answer([seen]))
-    assert told[0].tokens == told[1].tokens
+        answers.append(agent.answer([observation]))
+    assert answers[0].tokens == answers[1].tokens
     for name in ("log_prob", "advantage", "value"):
-        assert_close(getattr(told[1], name), getattr(told[0], name), **NEAR)
+        assert_close(getattr(answers[1], name), getattr(answers[0], name), **NEAR)
 
 
 @pytest.mark.parametrize("changes", [{}, letters()], ids=["words", "letters"])
@@ -98,20 +98,22 @@ def test_wordle(changes, tmp_path):
     run_of(tmp_path / "run", **changes)
     done = export(tmp_path / "run", tmp_path / "out", "newest")
     assert (done.update, done.with_values) == (1, True)
-    seen = WordleObservation((("crane", "bbybb"), ("", "bbbbb")))
-    agent, model, tokenizer = compare(tmp_path / "run", tmp_path / "out", seen)
-    same_agent(tmp_path / "run", tmp_path / "out", seen)
+    observation = WordleObservation((("crane", "bbybb"), ("", "bbbbb")))
+    agent, model, tokenizer = compare(tmp_path / "run", tmp_path / "out", observation)
+    same_agent(tmp_path / "run", tmp_path / "out", observation)
     prompt = tokenizer("<a>", return_tensors="pt")
     torch.manual_seed(0)
-    said = model.generate(**prompt)[0].tolist()
-    assert 1 < len(said) <= 1 + agent.config.max_new_tokens and tokenizer.pad_token_id not in said
+    tokens = model.generate(**prompt)[0].tolist()
+    assert (
+        1 < len(tokens) <= 1 + agent.config.max_new_tokens and tokenizer.pad_token_id not in tokens
+    )
     card = (tmp_path / "out" / "README.md").read_text()
     assert "implicit language Q-learning (ILQL, tau 0.6)" in card
     assert "200 games of Wordle with 12 words by scripted players (15 % expert" in card
     assert "- as it decodes in the run: mean return -" in card and "needs the value heads" in card
 
 
-def test_the_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
+def test_the_code_of_the_model_card_runs(tmp_path, monkeypatch, capsys):
     run_of(tmp_path / "run")
     export(tmp_path / "run", tmp_path / "FOLDER", "newest")
     monkeypatch.chdir(tmp_path)
@@ -126,8 +128,8 @@ def test_the_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
 def test_dialogues(tokenizer, tmp_path):
     of_chats(tmp_path, tokenizer)
     export(tmp_path / "run", tmp_path / "out", "newest")
-    compare(tmp_path / "run", tmp_path / "out", SEEN)
-    same_agent(tmp_path / "run", tmp_path / "out", SEEN)
+    compare(tmp_path / "run", tmp_path / "out", DIALOGUE)
+    same_agent(tmp_path / "run", tmp_path / "out", DIALOGUE)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`chats.jsonl`" in card and "On held-out rows: loss" in card
 
@@ -143,28 +145,28 @@ THEIRS = {
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("name", THEIRS)
-def test_models_and_tokenizers_of_theirs_with_and_without_lora(name, rank, tmp_path):
+def test_hugging_face_models_and_tokenizers_with_and_without_lora(name, rank, tmp_path):
     torch.manual_seed(1)
     getattr(transformers, name)(THEIRS[name]()).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
     config = of_chats(tmp_path, tmp_path, language_model=str(tmp_path), lora=LoRAConfig(rank=rank))
     assert config.model.trunk.kind == ("gpt" if "GPT2" in name else "transformers")
     export(tmp_path / "run", tmp_path / "out", "newest")
-    _, model, _ = compare(tmp_path / "run", tmp_path / "out", SEEN)
-    same_agent(tmp_path / "run", tmp_path / "out", SEEN)
+    _, model, _ = compare(tmp_path / "run", tmp_path / "out", DIALOGUE)
+    same_agent(tmp_path / "run", tmp_path / "out", DIALOGUE)
     assert type(model).__name__ == name
     before = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     tokens = torch.tensor([[0, 5, 7]])
-    with torch.no_grad():  # what was learnt is there
+    with torch.no_grad():  # the trained weights are exported
         assert (before(tokens).logits - model(tokens).logits[..., :12]).abs().max() > 1e-3
 
 
-def test_networks_of_their_own_lie_in_folders_of_their_own(tmp_path):
+def test_separate_networks_have_their_own_folders(tmp_path):
     model = ILQLModelConfig(trunk=replace(SMALL, bias=False), policy="separate", target="trunk")
     of_chats(tmp_path, model=replace(model, double_q=False))
     export(tmp_path / "run", tmp_path / "out", "newest")
-    compare(tmp_path / "run", tmp_path / "out", SEEN)
-    same_agent(tmp_path / "run", tmp_path / "out", SEEN)
+    compare(tmp_path / "run", tmp_path / "out", DIALOGUE)
+    same_agent(tmp_path / "run", tmp_path / "out", DIALOGUE)
     for name in ("value_trunk", "target_trunk"):
         assert (tmp_path / "out" / name / "model.safetensors").exists()
 
@@ -175,31 +177,31 @@ def test_cloning_has_no_values(tmp_path):
     done = export(tmp_path / "run", tmp_path / "out", "newest")
     compare(tmp_path / "run", tmp_path / "out", WordleObservation())
     assert not done.with_values and not (tmp_path / "out" / "value_heads.safetensors").exists()
-    seen = WordleObservation()
-    both = [load_agent(tmp_path / "run", "newest"), load_exported(tmp_path / "out")]
-    assert both[0].answer([seen] * 5).tokens == both[1].answer([seen] * 5).tokens
+    observation = WordleObservation()
+    agents = [load_agent(tmp_path / "run", "newest"), load_exported(tmp_path / "out")]
+    assert agents[0].answer([observation] * 5).tokens == agents[1].answer([observation] * 5).tokens
     card = (tmp_path / "out" / "README.md").read_text()
     assert "behaviour cloning of the best 10 %" in card and "learnt no values" in card
 
 
-def test_training_goes_on_from_there(tmp_path):
+def test_training_continues_from_an_export(tmp_path):
     of_chats(tmp_path)
     out = str(export(tmp_path / "run", tmp_path / "out", "newest").folder)
     data = DialogueDataConfig(files=(str(tmp_path / "chats.jsonl"),), tokenizer=out)
-    still = replace(SMOKE.optimizer, learning_rate=1e-12)
-    run_of(tmp_path / "more", task="data", data=data, language_model=out, optimizer=still)
+    frozen = replace(SMOKE.optimizer, learning_rate=1e-12)
+    run_of(tmp_path / "more", task="data", data=data, language_model=out, optimizer=frozen)
     before, after = (load_agent(tmp_path / name, "newest") for name in ("run", "more"))
-    assert before.prompt(SEEN) == after.prompt(SEEN)
-    tokens = torch.tensor([before.prompt(SEEN)])
+    assert before.prompt(DIALOGUE) == after.prompt(DIALOGUE)
+    tokens = torch.tensor([before.prompt(DIALOGUE)])
     trunks = [policy.agent.model.policy_trunk for policy in (before, after)]
     with torch.no_grad():
         assert_close(*(trunk.logits(trunk(tokens)) for trunk in trunks), **NEAR)
 
 
-# -- what is refused
+# -- refusals
 
 
-def test_nothing_is_written_over_and_nothing_is_left(tmp_path, monkeypatch):
+def test_nothing_is_overwritten_and_failures_leave_nothing(tmp_path, monkeypatch):
     run_of(tmp_path / "run")
     for name in ("full", "empty"):
         (tmp_path / name).mkdir()
@@ -218,19 +220,19 @@ def test_nothing_is_written_over_and_nothing_is_left(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "run"]
 
 
-def test_what_no_such_folder_can_hold_is_said(tmp_path):
-    turning = ILQLRun(model=ILQLModelConfig(trunk=replace(SMALL, positions="rotary")))
-    for name, config, words in (
-        ("turning", turning, r"rotary positions.*--model.trunk.positions learned"),
-        ("playing", EfficientZeroRun(), "is a run of efficientzero"),
+def test_runs_that_cannot_be_exported_are_refused(tmp_path):
+    rotary = ILQLRun(model=ILQLModelConfig(trunk=replace(SMALL, positions="rotary")))
+    for name, config, message in (
+        ("rotary", rotary, r"rotary positions.*--model.trunk.positions learned"),
+        ("efficientzero", EfficientZeroRun(), "is a run of efficientzero"),
         ("fresh", SMOKE, "has no checkpoint yet"),
     ):
         create_run(tmp_path / name, config)
-        with pytest.raises(RunError, match=words):
+        with pytest.raises(RunError, match=message):
             export(tmp_path / name, tmp_path / "out")
 
 
-def test_a_damaged_export_is_said(tmp_path):
+def test_a_damaged_export_is_refused(tmp_path):
     run_of(tmp_path / "run")
     out = export(tmp_path / "run", tmp_path / "out").folder
     (out / "value_heads.safetensors").rename(tmp_path / "away")

@@ -1,4 +1,4 @@
-"""Words that are held out as secrets: guessed in the data, never the secret; then they are."""
+"""Held-out words: guessed in the data, but never the secret; then used as secrets."""
 
 from dataclasses import replace
 
@@ -30,17 +30,17 @@ CONFIG = WordleConfig(num_words=20, num_held_out=6, num_games=400)
 def test_held_out_words_are_guessed_and_never_the_secret(games):
     config = replace(CONFIG, games=games)
     held_out = set(make_wordle(config, held_out=True).secrets)
-    learnt = set(make_wordle(config).secrets)
-    assert len(held_out) == 6 and not held_out & learnt
-    assert held_out | learnt == set(make_wordle(config).vocabulary)
-    played = [labelled.game for labelled in play_games(config)]
-    won = {game.turns[-1][0] for game in played if game.won}
-    assert won and won <= learnt
-    said = {guess for game in played for guess, _ in game.turns}
-    assert games == "branching" or held_out <= said
+    training = set(make_wordle(config).secrets)
+    assert len(held_out) == 6 and not held_out & training
+    assert held_out | training == set(make_wordle(config).vocabulary)
+    games_played = [labelled.game for labelled in play_games(config)]
+    won = {game.turns[-1][0] for game in games_played if game.won}
+    assert won and won <= training
+    guesses = {guess for game in games_played for guess, _ in game.turns}
+    assert games == "branching" or held_out <= guesses
 
 
-def test_which_words_are_held_out_follows_from_the_seed_of_the_data():
+def test_held_out_words_follow_from_the_data_seed():
     one, other = (make_wordle(replace(CONFIG, data_seed=seed)).secrets for seed in (0, 1))
     assert one == make_wordle(CONFIG).secrets != other
     for config in (WordleConfig(num_words=20), replace(CONFIG, num_words=0, num_held_out=10_000)):
@@ -50,7 +50,7 @@ def test_which_words_are_held_out_follows_from_the_seed_of_the_data():
         WordleConfig(num_words=6, num_held_out=6)
 
 
-def test_secrets_are_drawn_from_those_that_can_be_it_one_by_one_and_all_at_once():
+def test_secrets_are_drawn_from_the_possible_ones_singly_and_in_batches():
     words = Vocabulary.built_in().subset(30)
     wordle = Wordle(vocabulary=words, secrets=words.words[::5])
     assert wordle.can_be_secret.sum() == 6
@@ -72,7 +72,7 @@ def test_secrets_are_drawn_from_those_that_can_be_it_one_by_one_and_all_at_once(
     assert len(branching_games(wordle)) == 7 * len(secrets)
 
 
-def test_an_evaluation_plays_games_with_held_out_secrets_beside_the_others(tmp_path):
+def test_an_evaluation_also_plays_games_with_held_out_secrets(tmp_path):
     smoke = ILQL_PRESETS["ilql-smoke"]
     config = replace(smoke, wordle=replace(smoke.wordle, num_held_out=4), num_updates=2)
     train(config, tmp_path / "run", view=Quiet())
@@ -81,7 +81,7 @@ def test_an_evaluation_plays_games_with_held_out_secrets_beside_the_others(tmp_p
     assert all(len(games.returns) == 6 for games in found.values())
 
 
-def test_letters_are_35_tokens_and_the_preset_is_the_papers():
+def test_letters_are_35_tokens_and_the_preset_is_that_of_the_paper():
     preset = ILQL_PRESETS["wordle-letters"]
     assert (preset.model.trunk.vocab_size, preset.wordle.num_words) == (35, 200)
     decode = preset.decode
@@ -89,7 +89,7 @@ def test_letters_are_35_tokens_and_the_preset_is_the_papers():
     assert preset.wordle.num_held_out == 40 and preset.wordle.scripts.expert == 0
 
 
-def test_a_chat_template_that_is_not_used_is_told_of(tmp_path):
+def test_an_unused_chat_template_is_mentioned(tmp_path):
     config = replace(ILQL_PRESETS["language-model"], language_model=str(tmp_path))
     tokenizer = character_tokenizer(["a"])
     assert describe_template(config, tokenizer) == ""

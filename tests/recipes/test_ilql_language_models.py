@@ -1,4 +1,4 @@
-"""Runs of ILQL that go on from a language model: of any kind, whole or by small changes (LoRA)."""
+"""Runs of ILQL that start from a language model: of any kind, all weights or LoRA."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from raffia.tensordict import TensorDict
 from raffia.train import RunError
 from tests.recipes.ilql_runs import (
     NUM_TOKENS,
-    Asked,
+    OpenDialogue,
     last,
     of_file,
     with_trunk,
@@ -29,7 +29,7 @@ from tests.recipes.runs import Quiet, same, terminate
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def models_folder(tmp_path_factory):
     """Dialogues, and models of all kinds."""
     folder = tmp_path_factory.mktemp("models")
     write_chats(folder / "chats.jsonl")
@@ -38,37 +38,39 @@ def place(tmp_path_factory):
     return folder
 
 
-def config_of(place, kind, **changes):
-    return with_sizes(of_file(str(place / "chats.jsonl"), str(place / kind), **changes))
+def config_of(models_folder, kind, **changes):
+    return with_sizes(
+        of_file(str(models_folder / "chats.jsonl"), str(models_folder / kind), **changes)
+    )
 
 
-def numel(nest: TensorDict) -> int:
-    return sum(tensor.numel() for tensor in nest.values(True, True))
+def numel(tree: TensorDict) -> int:
+    return sum(tensor.numel() for tensor in tree.values(True, True))
 
 
 def assert_resumes_exactly(config, tmp_path):
-    """Stopped and resumed, without the model's folder: the same run. Gives its folder."""
-    straight, folder = tmp_path / "straight", tmp_path / "run"
-    assert train(config, straight, view=Quiet()).reason == "finished"
+    """A run stopped and resumed without the model's folder is the same run. Returns its folder."""
+    uninterrupted, folder = tmp_path / "straight", tmp_path / "run"
+    assert train(config, uninterrupted, view=Quiet()).reason == "finished"
     train(config, folder, view=Quiet({3: terminate}))
-    there = Path(config.language_model)
-    there.rename(tmp_path / "elsewhere")
+    model_folder = Path(config.language_model)
+    model_folder.rename(tmp_path / "elsewhere")
     try:
         assert resume(folder, view=Quiet()).reason == "finished"
         found = evaluate(folder, episodes=4).held_out
-        assert found["loss"] == pytest.approx(evaluate(straight, episodes=4).held_out["loss"])
-        assert isinstance(load_agent(folder).act(Asked()), str)
+        assert found["loss"] == pytest.approx(evaluate(uninterrupted, episodes=4).held_out["loss"])
+        assert isinstance(load_agent(folder).act(OpenDialogue()), str)
     finally:
-        (tmp_path / "elsewhere").rename(there)
-    assert same(last(folder).tensors("state"), last(straight).tensors("state"))
+        (tmp_path / "elsewhere").rename(model_folder)
+    assert same(last(folder).tensors("state"), last(uninterrupted).tensors("state"))
     return folder
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "qwen2"])
-def test_a_model_of_transformers_is_trained_and_gone_on_with_without_its_folder(
-    kind, place, tmp_path
+def test_a_model_of_transformers_is_trained_and_resumed_without_its_folder(
+    kind, models_folder, tmp_path
 ):
-    config = with_trunk(config_of(place, kind), dropout=0.1)
+    config = with_trunk(config_of(models_folder, kind), dropout=0.1)
     trunk = config.model.trunk
     assert (trunk.kind, trunk.vocab_size, trunk.block_size) == ("transformers", NUM_TOKENS, 24)
     assert Path(config.language_model).is_absolute()
@@ -77,19 +79,19 @@ def test_a_model_of_transformers_is_trained_and_gone_on_with_without_its_folder(
     state = last(folder).tensors("state")
     assert "dropout_seed" in state.keys()
     assert set(state["params"].keys()) == {"trunk", "v", "q1", "q2"}
-    theirs = HFTrunk.from_folder(place / kind)
+    theirs = HFTrunk.from_folder(models_folder / kind)
     moved = [
         float((state[("params", "trunk", *name.split("."))][: len(p)] - p.detach()).abs().max())
         for name, p in theirs.named_parameters()
     ]
-    assert 0 < max(moved) < 0.05  # it has begun with these, and learnt
+    assert 0 < max(moved) < 0.05  # it started from these weights, and learned
     agent = load_agent(folder).agent
     assert type(agent.model.trunk).__name__ == "HFTrunk"
     assert {agent.model.trunk.model.config.model_type} == {kind}
 
 
-def test_dropout_is_what_the_run_says_whatever_the_models_config_has(place, tmp_path):
-    config = config_of(place, "gpt_neox", num_updates=1)  # its folder has 0.5
+def test_dropout_is_the_run_s_and_not_the_model_s(models_folder, tmp_path):
+    config = config_of(models_folder, "gpt_neox", num_updates=1)  # its folder has 0.5
     train(config, tmp_path / "run", view=Quiet())
     trunk = load_agent(tmp_path / "run").agent.model.trunk
     assert trunk.model.config.hidden_dropout == 0.0
@@ -98,20 +100,22 @@ def test_dropout_is_what_the_run_says_whatever_the_models_config_has(place, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_small_changes_are_learnt_and_the_model_is_kept_once(kind, place, tmp_path):
-    config = config_of(place, kind, lora=LoRAConfig(rank=2, dropout=0.2, learn_embeddings=False))
+def test_lora_is_trained_and_the_base_model_is_stored_once(kind, models_folder, tmp_path):
+    config = config_of(
+        models_folder, kind, lora=LoRAConfig(rank=2, dropout=0.2, learn_embeddings=False)
+    )
     config = replace(config, model=replace(config.model, policy="separate", target="trunk"))
     folder = assert_resumes_exactly(with_trunk(config, dropout=0.1), tmp_path)
     names = {path.name.partition(".")[0] for path in (folder / "language_model").iterdir()}
     assert names == {"manifest", "fixed"} | ({"config"} if kind == "llama" else set())
     state = last(folder).tensors("state")
-    for nest in (state["params", "trunk"], state["params", "policy"], state["target", "trunk"]):
-        assert {key[-1] for key in nest.keys(True, True)} == {"up", "down"}
+    for tree in (state["params", "trunk"], state["params", "policy"], state["target", "trunk"]):
+        assert {key[-1] for key in tree.keys(True, True)} == {"up", "down"}
     [fixed] = (folder / "language_model").glob("fixed*")
     base = TensorDict.load(fixed)
-    whole = HFTrunk.from_folder(place / kind, vocab_size=NUM_TOKENS)
+    full = HFTrunk.from_folder(models_folder / kind, vocab_size=NUM_TOKENS)
     assert set(base.keys()) == {"trunk"}
-    assert numel(base) == sum(p.numel() for p in whole.parameters())
+    assert numel(base) == sum(p.numel() for p in full.parameters())
     assert numel(state["buffers"]) < 100  # frequencies of positions at most
 
     agent = load_agent(folder).agent
@@ -132,9 +136,9 @@ def named(module):
     return sorted(module.named_parameters())
 
 
-def test_embeddings_learn_where_tokens_were_added(place, tmp_path):
+def test_embeddings_learn_where_tokens_were_added(models_folder, tmp_path):
     lora = LoRAConfig(rank=2, layers=("q_proj", "up_proj"))
-    config = config_of(place, "llama", lora=lora, num_updates=2)
+    config = config_of(models_folder, "llama", lora=lora, num_updates=2)
     assert config.lora.learn_embeddings is True
     train(config, tmp_path / "run", view=Quiet())
     keys = set(last(tmp_path / "run").tensors("state")["params", "trunk"].keys(True, True))
@@ -144,12 +148,12 @@ def test_embeddings_learn_where_tokens_were_added(place, tmp_path):
         *(f"{layer}.{part}" for layer in lora.layers for part in ("up", "down")),
     }
     full = write_model(tmp_path / "full", "llama", vocab_size=NUM_TOKENS)
-    other = of_file(str(place / "chats.jsonl"), full, lora=LoRAConfig(rank=2))
+    other = of_file(str(models_folder / "chats.jsonl"), full, lora=LoRAConfig(rank=2))
     assert with_sizes(other).lora.learn_embeddings is False
 
 
-def test_the_kept_model_is_checked(place, tmp_path):
-    config = config_of(place, "llama", lora=LoRAConfig(rank=2))
+def test_the_stored_model_is_checked(models_folder, tmp_path):
+    config = config_of(models_folder, "llama", lora=LoRAConfig(rank=2))
     folder = tmp_path / "run"
     train(config, folder, view=Quiet({3: terminate}))
     [fixed] = (folder / "language_model").glob("fixed*")
@@ -161,14 +165,14 @@ def test_the_kept_model_is_checked(place, tmp_path):
     with pytest.raises(FileNotFoundError, match="language_model"):
         evaluate(folder)
     other = replace(config, language_model=write_model(tmp_path / "other", "llama"))
-    retrained(Path(other.language_model))
+    change_weights(Path(other.language_model))
     path = folder / "config.json"
     path.write_text(path.read_text().replace(config.language_model, other.language_model))
     with pytest.raises(RunError, match="holds changes to another language model"):
         resume(folder, view=Quiet())
 
 
-def retrained(folder):
+def change_weights(folder):
     trunk = HFTrunk.from_folder(folder)
     with torch.no_grad():
         for parameter in trunk.parameters():
@@ -177,54 +181,54 @@ def retrained(folder):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_computing_activations_again_changes_nothing(kind, place, tmp_path):
-    config = config_of(place, kind, num_updates=2, lora=LoRAConfig(rank=2, dropout=0.1))
+def test_gradient_checkpointing_changes_nothing(kind, models_folder, tmp_path):
+    config = config_of(models_folder, kind, num_updates=2, lora=LoRAConfig(rank=2, dropout=0.1))
     states = []
-    for again in (False, True):
-        own = with_trunk(config, gradient_checkpointing=again, dropout=0.1)
-        train(own, tmp_path / f"{again}", view=Quiet())
-        states.append(last(tmp_path / f"{again}").tensors("state")["params"])
+    for checkpointing in (False, True):
+        changed = with_trunk(config, gradient_checkpointing=checkpointing, dropout=0.1)
+        train(changed, tmp_path / f"{checkpointing}", view=Quiet())
+        states.append(last(tmp_path / f"{checkpointing}").tensors("state")["params"])
     for key in states[0].keys(True, True):
         torch.testing.assert_close(states[1][key], states[0][key], rtol=1e-4, atol=1e-6)
 
 
-def test_networks_of_another_kind_are_refused(place, tmp_path):
-    config = config_of(place, "gpt2", lora=LoRAConfig(rank=2), num_updates=1)
+def test_networks_of_another_kind_are_refused(models_folder, tmp_path):
+    config = config_of(models_folder, "gpt2", lora=LoRAConfig(rank=2), num_updates=1)
     train(config, tmp_path / "run", view=Quiet())
     with pytest.raises(ValueError, match="Networks\\(config, making=making_of"):
         Networks(config).refresh(last(tmp_path / "run").tensors("state"))
     with pytest.raises(ValueError, match="cannot be built from sizes alone"):
-        Networks(config_of(place, "llama"))
+        Networks(config_of(models_folder, "llama"))
 
 
-def test_what_can_not_be_is_refused(place, tmp_path):
-    layers = with_trunk(config_of(place, "llama"), n_layer=3)
-    settled = config_of(place, "llama", lora=LoRAConfig(rank=2))
+def test_invalid_settings_are_refused(models_folder, tmp_path):
+    layers = with_trunk(config_of(models_folder, "llama"), n_layer=3)
+    settled = config_of(models_folder, "llama", lora=LoRAConfig(rank=2))
     unsettled = replace(settled, lora=LoRAConfig(rank=2))
-    wrong = config_of(place, "llama", lora=LoRAConfig(rank=2, layers=("qkv",)))
-    for config, error, words in (
+    wrong = config_of(models_folder, "llama", lora=LoRAConfig(rank=2, layers=("qkv",)))
+    for config, error, message in (
         (layers, RunError, r"n_layer=2, .* holds a model with 3|n_layer=3, but .* 2"),
         (unsettled, RunError, "learn_embeddings is not set"),
         (wrong, ValueError, r"no linear layer \['qkv'\]; the linear layers are"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             train(config, tmp_path / "run", view=Quiet())
         assert not (tmp_path / "run").exists()
 
 
-def test_models_that_do_not_speak_are_refused(place, tmp_path):
+def test_models_that_do_not_generate_text_are_refused(models_folder, tmp_path):
     from transformers import T5Config
 
-    odd = json.loads((place / "gpt2" / "config.json").read_text())
-    for base, settings, error, words in [
+    gpt2 = json.loads((models_folder / "gpt2" / "config.json").read_text())
+    for base, settings, error, message in [
         ("llama", T5Config().to_dict(), ValueError, "'t5', which does not generate token by tok"),
         ("llama", {"model_type": "gpt9"}, ValueError, "'gpt9', which transformers .* not know"),
-        ("gpt2", odd | {"activation_function": "mish"}, RunError, "trunk.kind transformers"),
+        ("gpt2", gpt2 | {"activation_function": "mish"}, RunError, "trunk.kind transformers"),
     ]:
         folder = tmp_path / settings["model_type"]
-        shutil.copytree(place / base, folder)
+        shutil.copytree(models_folder / base, folder)
         (folder / "config.json").write_text(json.dumps(settings))
-        config = of_file(str(place / "chats.jsonl"), str(folder))
-        with pytest.raises(error, match=words):
+        config = of_file(str(models_folder / "chats.jsonl"), str(folder))
+        with pytest.raises(error, match=message):
             with_sizes(config)
     assert with_sizes(with_trunk(config, kind="transformers")).model.trunk.n_layer == 2

@@ -1,4 +1,4 @@
-"""From a file of conversations to an agent that answers better than those who were logged."""
+"""From a file of conversations to an agent that answers better than the logged one."""
 
 import json
 import random
@@ -16,25 +16,25 @@ SECOND = ["we refund you", "we send a new one", "please call us"]
 THINGS = ["shoes", "lamp", "phone", "book"]
 
 
-def logged(draw):
-    """Whoever is angry wants the money, others a new one; politeness pays by itself."""
+def draw_dialogue(draw):
+    """Angry customers want a refund, others a replacement; politeness is rewarded, too."""
     angry = draw.random() < 0.5
     complaint = f"my {draw.choice(THINGS)} is broken{'!!' * angry}"
     first, second = draw.choice(FIRST), draw.choice(SECOND)
-    right = second == SECOND[0 if angry else 1]
+    is_right = second == SECOND[0 if angry else 1]
     turns = [("user", complaint), ("assistant", first), ("user", "ok"), ("assistant", second)]
     return {
         "messages": [{"role": role, "content": text} for role, text in turns],
-        "reward": right + (0.5, 0.0, -1.0)[FIRST.index(first)],
+        "reward": is_right + (0.5, 0.0, -1.0)[FIRST.index(first)],
     }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_help_desk_is_learnt_from_careless_answers(tmp_path):
-    """The logs' mean is 1/6 and the best is 1.5; answers are learnt letter by letter."""
+def test_a_help_desk_is_learned_from_random_answers(tmp_path):
+    """The logs' mean is 1/6 and the best is 1.5; answers are generated letter by letter."""
     draw = random.Random(0)
-    rows = [json.dumps(logged(draw)) for _ in range(4_000)]
+    rows = [json.dumps(draw_dialogue(draw)) for _ in range(4_000)]
     (tmp_path / "desk.jsonl").write_text("\n".join(rows))
     run = ILQL_PRESETS["dialogue"]
     run = replace(
@@ -48,9 +48,9 @@ def test_a_help_desk_is_learnt_from_careless_answers(tmp_path):
     agent.config = replace(agent.config, adv_weight=16.0)
     for end, answer in (("!!", SECOND[0]), ("", SECOND[1])):
         complaint = (f"my lamp is broken{end}", None)
-        for said, best in (
+        for utterances, best in (
             ([complaint], FIRST[0]),
             ([complaint, (FIRST[1], 0.0), ("ok", None)], answer),
         ):
-            told = Counter(agent.act(Dialogue(said, terminal=False)) for _ in range(20))
-            assert told[best] >= 18, told
+            answers = Counter(agent.act(Dialogue(utterances, terminal=False)) for _ in range(20))
+            assert answers[best] >= 18, answers

@@ -1,4 +1,4 @@
-"""Runs of ILQL on data that are evaluated in an environment of the user's own."""
+"""Runs of ILQL on data that are evaluated in a custom environment."""
 
 import functools
 import importlib
@@ -25,16 +25,16 @@ from raffia.lm.data.dialogue import Dialogue
 
 
 class Echo(Language_Environment):
-    """Asks for a number, drawn by the seed; whatever is said brings that number."""
+    """Asks for a number, drawn by the seed; any answer is rewarded with that number."""
 
     def reset(self, seed):
-        self.said, self.ended = [(f"say {seed % 10}", None)], False
-        return Dialogue(self.said, terminal=False)
+        self.utterances, self.ended = [(f"say {seed % 10}", None)], False
+        return Dialogue(self.utterances, terminal=False)
 
     def step(self, action):
-        reward = float(self.said[0][0].split()[1])
+        reward = float(self.utterances[0][0].split()[1])
         self.ended = True
-        return Dialogue([*self.said, (action, reward)], terminal=True), reward, True
+        return Dialogue([*self.utterances, (action, reward)], terminal=True), reward, True
 
     def is_terminal(self):
         return self.ended
@@ -72,35 +72,35 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("echo_env", None)
 
 
-def run(words, capsys):
-    assert main(words.split()) == 0
+def run(args, capsys):
+    assert main(args.split()) == 0
     return capsys.readouterr().out
 
 
-def fails(words, capsys):
-    assert main(words.split()) in (1, 2)
+def error_of(args, capsys):
+    assert main(args.split()) in (1, 2)
     return capsys.readouterr().err
 
 
-def test_an_environment_of_ones_own_from_the_first_word_to_the_last(here, capsys):
+def test_a_custom_environment_in_training_resuming_and_evaluation(here, capsys):
     flags = f"{SMALL} {TRUNK} --evaluate.adv_weights 0 --evaluate.target_return 99"
-    said = run(f"train ilql --data chats.jsonl --env echo_env.py:Echo {flags}", capsys)
-    assert "raffia evaluate runs/chats-0 --env echo_env.py:Echo" in said
-    assert "best mean return" in said
+    output = run(f"train ilql --data chats.jsonl --env echo_env.py:Echo {flags}", capsys)
+    assert "raffia evaluate runs/chats-0 --env echo_env.py:Echo" in output
+    assert "best mean return" in output
     rows = map(json.loads, Path("runs/chats-0/metrics.jsonl").read_text().splitlines())
     [row] = [row for row in rows if "returns" in row]
     assert sorted(row["decodings"]) == ["adv_weight=0", "decode"]
     assert len(row["returns"]) == 4 and row["mean_return"] == sum(row["returns"]) / 4
     assert "share_won" not in row and "loss" in row
     dialogues = json.loads(next(Path("runs/chats-0/dialogues").iterdir()).read_text())
-    assert [one["source"] for one in dialogues["dialogues"]].count("own") == 4
+    assert [dialogue["source"] for dialogue in dialogues["dialogues"]].count("own") == 4
 
-    refused = fails("resume runs/chats-0 --num_updates 3", capsys)
+    refused = error_of("resume runs/chats-0 --num_updates 3", capsys)
     assert "If you trust it, name it: --env echo_env.py:Echo" in refused
-    assert "--env echo_env.py:Echo" in fails("evaluate runs/chats-0", capsys)
+    assert "--env echo_env.py:Echo" in error_of("evaluate runs/chats-0", capsys)
     run("resume runs/chats-0 --num_updates 3 --env echo_env.py:Echo", capsys)
-    said = run("evaluate runs/chats-0 --env echo_env.py:Echo --episodes 5", capsys)
-    assert "adv_weight=0" in said and "won" not in said.split("wrote")[0]
+    output = run("evaluate runs/chats-0 --env echo_env.py:Echo --episodes 5", capsys)
+    assert "adv_weight=0" in output and "won" not in output.split("wrote")[0]
     [path] = Path("runs/chats-0/evaluations").iterdir()
     record = json.loads(path.read_text())
     assert len(record["decodings"]["decode"]["returns"]) == 5 and "loss" in record["held_out"]
@@ -111,8 +111,8 @@ def small(here, env="", **evaluate):
     return replace(config, evaluate=replace(config.evaluate, env=env, **evaluate))
 
 
-def test_an_installed_package_is_imported_on_the_word_of_a_run(here):
-    """And a class is as good as its name."""
+def test_a_run_may_name_an_environment_of_an_installed_package(here):
+    """A class may be passed in place of its name."""
     from echo_env import Echo
 
     train(small(here), "run", view=Quiet(), make_env=Echo)
@@ -123,7 +123,7 @@ def test_an_installed_package_is_imported_on_the_word_of_a_run(here):
     assert resume("run", config=longer, view=Quiet()).update == 3
 
 
-def test_a_module_of_the_current_folder_is_not_imported_on_the_word_of_a_run(here, monkeypatch):
+def test_a_run_cannot_import_a_module_of_the_current_folder(here, monkeypatch):
     shutil.copy("echo_env.py", "echo_elsewhere.py")
     config = small(here, "echo_elsewhere:Echo")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(here))])
@@ -135,7 +135,7 @@ def test_a_module_of_the_current_folder_is_not_imported_on_the_word_of_a_run(her
     del sys.modules["echo_elsewhere"]
 
 
-def test_a_package_that_fails_to_be_imported_tells_its_cause(here):
+def test_the_error_of_a_failed_import_has_its_cause(here):
     Path("needs_more.py").write_text("import not_installed_at_all\n")
     with pytest.raises(ConfigError, match="needs_more:Echo .*No module named 'not_installed_at_a"):
         train(small(here, "needs_more:Echo"), "run", view=Quiet())
@@ -148,8 +148,8 @@ def test_a_package_that_fails_to_be_imported_tells_its_cause(here):
         (make_echo, "name it: --env .*:make_echo"),
     ],
 )
-def test_what_a_program_gave_is_to_be_given_again(make_env, call, here):
-    """It is no class by whose name it could be found."""
+def test_an_environment_passed_by_a_program_must_be_passed_again(make_env, call, here):
+    """It is no class that could be found by its name."""
     train(small(here), "run", view=Quiet(), make_env=make_env)
     longer = replace(read_run("run"), num_updates=3)
     with pytest.raises(RunError, match=call):
@@ -157,13 +157,13 @@ def test_what_a_program_gave_is_to_be_given_again(make_env, call, here):
     assert resume("run", config=longer, view=Quiet(), make_env=make_env).update == 3
 
 
-def test_nothing_but_an_environment_is_called_on_the_word_of_a_run(here):
+def test_a_run_cannot_call_other_functions_than_environments(here):
     for name in ("os:abort", "json:loads"):
         with pytest.raises(RunError, match=f"name it: --env {name}"):
             train(small(here, name), "run", view=Quiet())
 
 
-def test_what_is_no_environment_is_refused_and_leaves_no_folder(here, capsys):
+def test_other_objects_than_environments_are_refused_and_leave_no_folder(here, capsys):
     for name, text in {
         "echo_env.py:Ecco": "has no attribute 'Ecco'",
         "broken.py:Echo": "broken.py:Echo cannot be imported: expected ':' (broken.py, line 2)",
@@ -171,27 +171,27 @@ def test_what_is_no_environment_is_refused_and_leaves_no_folder(here, capsys):
         "echo_env.py:Stranger": "first utterance of echo_env.py:Stranger cannot be encoded",
         "echo_env.py": "must be package.module:name or file.py:name",
     }.items():
-        said = fails(f"train ilql --data chats.jsonl --env {name} {SMALL} {TRUNK}", capsys)
-        assert text in " ".join(said.split()) and not Path("runs/chats-0").exists()
+        message = error_of(f"train ilql --data chats.jsonl --env {name} {SMALL} {TRUNK}", capsys)
+        assert text in " ".join(message.split()) and not Path("runs/chats-0").exists()
 
 
-def test_runs_without_data_have_environments_of_their_own(here, capsys):
-    said = fails("train ilql --preset wordle --env echo_env.py:Echo", capsys)
-    assert "wordle is evaluated in its own games" in said
+def test_runs_without_data_use_their_own_environment(here, capsys):
+    message = error_of("train ilql --preset wordle --env echo_env.py:Echo", capsys)
+    assert "wordle is evaluated in its own games" in message
     with pytest.raises(ValueError, match="name an environment with --env file.py:name"):
         small(here, target_return=1.0)
     with pytest.raises(ConfigError, match=r"is .*WordleEnv"):
         train(small(here), "run", view=Quiet(), make_env=lambda: WordleEnv)
     run(f"train ilql --preset ilql-smoke {SMALL}", capsys)
-    said = fails("evaluate runs/ilql-smoke-0 --env echo_env.py:Echo", capsys)
-    assert "wordle is evaluated in its own games" in said
+    message = error_of("evaluate runs/ilql-smoke-0 --env echo_env.py:Echo", capsys)
+    assert "wordle is evaluated in its own games" in message
     run(f"train ilql --data chats.jsonl {SMALL} {TRUNK}", capsys)
-    assert "estimated" in run("evaluate runs/chats-0", capsys)  # without one, as ever
+    assert "estimated" in run("evaluate runs/chats-0", capsys)  # without an environment, as before
 
 
-def test_another_algorithm_has_no_flag_of_it(here, capsys):
+def test_another_algorithm_has_no_env_flag(here, capsys):
     from tests.cli.test_runs import make_run
 
     make_run("runs/a")
-    said = fails("evaluate runs/a --env echo_env.py:Echo", capsys)
-    assert "--env is only for runs of ILQL; runs/a is a run of EfficientZero" in said
+    message = error_of("evaluate runs/a --env echo_env.py:Echo", capsys)
+    assert "--env is only for runs of ILQL; runs/a is a run of EfficientZero" in message

@@ -1,4 +1,4 @@
-"""What can be set of a run of ILQL does what it says, from the command line; and bad input."""
+"""Effects of a run's settings from the command line, and errors for bad input."""
 
 import json
 import re
@@ -34,9 +34,9 @@ SMOKE = "train ilql --preset ilql-smoke --num_updates 2 --batch_size 8 --evaluat
 TRUNK = "--model.trunk.n_layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2"
 
 
-def params_after(words, folder):
-    """What a run learns."""
-    assert main(f"{SMOKE} {words} --run {folder}".split()) == 0
+def params_after(args, folder):
+    """The parameters after training a run."""
+    assert main(f"{SMOKE} {args} --run {folder}".split()) == 0
     return last(Path(folder)).tensors("state")["params"]
 
 
@@ -47,7 +47,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler, about torch
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         "--model.trunk.gradient_checkpointing",
         "--num_micro_batches 2 --model.trunk.gradient_checkpointing --optimizer.max_grad_norm 1e6",
@@ -55,14 +55,14 @@ def plain(tmp_path_factory):
         pytest.param("--compile", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
     ],
 )
-def test_what_saves_memory_or_time_learns_the_same(words, plain, here):
+def test_settings_that_save_memory_or_time_give_the_same_weights(args, plain, here):
     torch.compiler.reset()
-    found = params_after(words, here / "run")
-    if "bfloat16" in words:  # it is near, and not the same
-        assert 0 < off(found, plain) < 0.01
+    found = params_after(args, here / "run")
+    if "bfloat16" in args:  # close, but not equal
+        assert 0 < relative_distance(found, plain) < 0.01
         assert {tensor.dtype for tensor in found.values(True, True)} == {torch.float32}
-    elif "max_grad_norm" in words:  # the gradients of these first updates are longer than 1
-        assert off(found, plain) > 0
+    elif "max_grad_norm" in args:  # the gradients of these first updates are longer than 1
+        assert relative_distance(found, plain) > 0
     else:
         assert_close(dict(found.items(True, True)), dict(plain.items(True, True)), **NEAR)
 
@@ -70,11 +70,11 @@ def test_what_saves_memory_or_time_learns_the_same(words, plain, here):
 NEAR = {"rtol": 1e-3, "atol": 2e-5}
 
 
-def off(one, other) -> float:
+def relative_distance(one, other) -> float:
     return float(global_norm(one - other) / global_norm(other))
 
 
-def test_dropout_of_a_policy_of_its_own_is_drawn_anew_alike_and_in_each_part(here):
+def test_dropout_of_a_separate_policy_is_reproducible_and_differs_by_row(here):
     config = with_trunk(
         of_file(write_chats(here / "chats.jsonl"), num_micro_batches=2), dropout=0.2
     )
@@ -97,7 +97,7 @@ def test_dropout_of_a_policy_of_its_own_is_drawn_anew_alike_and_in_each_part(her
 # -- files that change, files that are wrong
 
 
-def test_other_words_of_the_same_length_and_reward_are_noticed(here):
+def test_changed_text_of_the_same_length_and_reward_is_noticed(here):
     data = Path(write_chats(here / "chats.jsonl"))
     config = with_sizes(of_file(str(data)))
     train(config, here / "run", view=Quiet({3: terminate}))
@@ -115,21 +115,21 @@ def write(name, *rows):
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def asked(answer, *rewards):
+def dialogue_of(answer, *rewards):
     return {"utterances": ["say 1", answer], "rewards": [*rewards]}
 
 
 BAD = {
     "ids": [{"tokens": [1, 99], "action_idxs": [0], "rewards": [1.0]}] * 3,
-    "long": [asked("1 " * 30, None, 1.0)] * 3,
-    "rewards": [asked("1", 1.0)] * 3,
-    "one": [asked("1", None, 1.0)],
-    "unpaid": [asked("1", None, 0.0)] * 3,
+    "long": [dialogue_of("1 " * 30, None, 1.0)] * 3,
+    "rewards": [dialogue_of("1", 1.0)] * 3,
+    "one": [dialogue_of("1", None, 1.0)],
+    "unpaid": [dialogue_of("1", None, 0.0)] * 3,
     "silent": [{"messages": [{"role": "user", "content": "say"}]}] * 3,
     "bots": [{"messages": [{"role": "bot", "content": "say"}]}] * 3,
     "scored": [{"chat": [{"role": "agent", "content": "1"}], "score": 1}] * 3,
 }
-WRONG = {  # what of the command is wrong, and what is said
+WRONG = {  # wrong arguments, and the error message
     "ids.jsonl --data.tokenizer characters_": r"line 1: token 1 of the row is 99, .*, 0\.\.19",
     "ids.jsonl": "so their tokenizer must be given: --data.tokenizer FOLDER",
     "long.jsonl --model.trunk.block_size 24": "it has 69 tokens, more .* 24.*--data.max_len, ",
@@ -154,32 +154,34 @@ WRONG = {  # what of the command is wrong, and what is said
 }
 
 
-def test_what_is_wrong_is_said_with_the_mend(here, capsys):
+def test_errors_name_the_fix(here, capsys):
     for name, rows in BAD.items():
         write(f"{name}.jsonl", *rows)
     write_chats(here / "chats.jsonl")
     character_tokenizer(["0123456789 say"]).save("characters_")
     write_model(here / "gpt2", "gpt2")
     break_models(here)
-    for words, told in WRONG.items():
-        sizes = "" if "--model " in words else TRUNK
-        command = f"train ilql --data {words} {sizes} --num_updates 1 --batch_size 2"
-        assert main(command.split()) in (1, 2), words
-        said = " ".join(capsys.readouterr().err.split())
-        assert said.startswith("error: ") and "Traceback" not in said
-        assert re.search(told, said), said
+    for args, message in WRONG.items():
+        sizes = "" if "--model " in args else TRUNK
+        command = f"train ilql --data {args} {sizes} --num_updates 1 --batch_size 2"
+        assert main(command.split()) in (1, 2), args
+        error = " ".join(capsys.readouterr().err.split())
+        assert error.startswith("error: ") and "Traceback" not in error
+        assert re.search(message, error), error
         assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
 
 def break_models(here):
-    """Models that lack something."""
+    """Make models with missing or damaged files."""
     for name in ("empty", "bare", "mute", "torn"):
         (here / name).mkdir()
-    whole, config = here / "gpt2", (here / "gpt2" / "config.json").read_text()
+    complete, config = here / "gpt2", (here / "gpt2" / "config.json").read_text()
     (here / "bare" / "config.json").write_text(config)
     for name in ("mute", "torn"):
         (here / name / "config.json").write_text(config)
-        (here / name / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
+        (here / name / "model.safetensors").write_bytes(
+            (complete / "model.safetensors").read_bytes()
+        )
     write_tokenizer(here / "torn")
     more = json.loads(config) | {"n_layer": 3}
     (here / "torn" / "config.json").write_text(json.dumps(more))
@@ -189,11 +191,11 @@ SMALL = f"{TRUNK} --num_updates 1 --batch_size 2 --evaluate.num_episodes 2 --run
 
 
 def test_other_names_and_roles_need_no_python(here, capsys):
-    """The reward of the row, under another name, is the last answer's; `tokens` is left out."""
+    """The row's reward, renamed, is that of the last answer; `tokens` is ignored."""
     rows = []
     for n in range(8):
-        said = {"caller": f"say {n}", "bot": str(n)}
-        chat = [{"role": role, "content": text} for role, text in said.items()]
+        messages = {"caller": f"say {n}", "bot": str(n)}
+        chat = [{"role": role, "content": text} for role, text in messages.items()]
         rows.append({"chat": chat, "score": float(n % 2), "tokens": "many"})
     write("calls.jsonl", *rows)
     names = "--data.columns chat=messages score=reward tokens= --data.roles bot=agent caller="
@@ -204,24 +206,24 @@ def test_other_names_and_roles_need_no_python(here, capsys):
     assert {len(point.utterance_rewards) for point in found} == {1}
 
 
-def test_a_file_is_taken_by_a_preset_of_games_and_is_told_of_at_the_start(here, capsys):
-    """Without asking for what nobody wrote; the number of threads is kept with the run."""
+def test_a_preset_of_games_takes_a_file_and_describes_it_at_the_start(here, capsys):
+    """Without settings that only games have; the number of threads is stored in the run."""
     write_chats(here / "chats.jsonl")
     assert main(f"train ilql --preset wordle --data chats.jsonl {SMALL}".split()) == 0
     config = read_run("runs/a")
     assert (config.task, config.evaluate.adv_weights, config.num_threads) == ("data", (), 1)
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     corpus = make_corpus(config, None)
     statistics = corpus.learnt.statistics()
-    told = f"{len(corpus.learnt)} dialogues, {statistics.num_utterances} answers, "
-    assert f"learning from {told}{statistics.num_tokens:,} tokens" in said
-    assert f"return {statistics.mean_return:.4g} (0 to 2)" in said
-    assert f"{len(corpus.held_out)} more held out" in said
+    counts = f"{len(corpus.learnt)} dialogues, {statistics.num_utterances} answers, "
+    assert f"learning from {counts}{statistics.num_tokens:,} tokens" in output
+    assert f"return {statistics.mean_return:.4g} (0 to 2)" in output
+    assert f"{len(corpus.held_out)} more held out" in output
     assert main("resume runs/a --num_updates 2".split()) == 0
 
 
 def test_cloning_needs_no_rewards(here, capsys):
-    write("unpaid.jsonl", *[asked(str(n), None, 0.0) for n in range(6)])
+    write("unpaid.jsonl", *[dialogue_of(str(n), None, 0.0) for n in range(6)])
     alone = "--loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
     assert main(f"train ilql --data unpaid.jsonl {alone} {SMALL}".split()) == 0
 
@@ -235,8 +237,8 @@ def test_large_networks_have_all_threads_and_small_ones_one(monkeypatch):
     assert small.num_threads == 0
 
 
-def test_values_leave_the_model_that_speaks_alone_where_one_is_gone_on_with():
-    """Of the preset: the policy's weights move by the policy's loss only."""
+def test_value_losses_do_not_change_the_policy_of_a_language_model():
+    """In the preset, the policy's weights get gradients of the policy's loss only."""
     preset = ILQL_PRESETS["language-model"]
     assert preset.model.policy == "separate"
     small = TrunkConfig(vocab_size=12, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -245,9 +247,9 @@ def test_values_leave_the_model_that_speaks_alone_where_one_is_gone_on_with():
     state = learner.init(0)
     points = [DataPoint.from_tokens([0, 3, 1, 5, 2], [2, 3], [0.0, 1.0])]
     batch = DialogueDataset.of_points(points, Vocabulary(12)).collate(points)
-    both = []
+    grads = []
     for weight in (1.0, 100.0):
         state["hyper", "q_weight"].fill_(weight)
-        both.append(learner.grads(state, batch)[0]["grads"])
-    assert same(both[0]["policy"], both[1]["policy"])
-    assert not same(both[0]["trunk"], both[1]["trunk"])
+        grads.append(learner.grads(state, batch)[0]["grads"])
+    assert same(grads[0]["policy"], grads[1]["policy"])
+    assert not same(grads[0]["trunk"], grads[1]["trunk"])

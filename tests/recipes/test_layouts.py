@@ -1,4 +1,4 @@
-"""Who plays, searches, evaluates and learns, and who dies on the way, changes no bit of a run."""
+"""Runs have the same bits with any layout of workers, and whichever of them die."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ from tests.recipes.ilql_settings import make_bases
 from tests.recipes.killing import KillingEngine
 from tests.recipes.layouts import (
     EFFICIENTZERO,
+    ILQL_EVALUATED,
     PARTS,
     RUNS,
     SMOKE,
-    SPOKEN,
     WORDLE,
     experiment,
-    left,
-    on,
+    layout,
+    results_of,
     stopped,
     trained,
     with_engine,
@@ -32,62 +32,64 @@ from tests.recipes.runs import Quiet, rows
 from tests.recipes.test_settings import BASES, with_all
 
 
-def row(*given, fast=False):
-    """A row of a table, which is slow if it is not said to be fast."""
+def row(*values, fast=False):
+    """A row of a table; slow by default."""
 
-    def told(one):
-        if isinstance(one, dict):
-            return ",".join(f"{k.replace('__', '.')}={v}" for k, v in one.items()) or "here"
-        return getattr(one, "__name__", str(one))
+    def describe(value):
+        if isinstance(value, dict):
+            return ",".join(f"{k.replace('__', '.')}={v}" for k, v in value.items()) or "here"
+        return getattr(value, "__name__", str(value))
 
-    names = [told(one) for one in given if not hasattr(one, "seed")]  # a config is too long
+    names = [
+        describe(value) for value in values if not hasattr(value, "seed")
+    ]  # a config is too long
     marks = [] if fast else [pytest.mark.slow, pytest.mark.timeout(600)]
-    return pytest.param(*given, id="-".join(names)[:150], marks=marks)
+    return pytest.param(*values, id="-".join(names)[:150], marks=marks)
 
 
-def case(*given, fast=False, **there):
-    """A row, and the settings of where it runs."""
-    return row(*given, there, fast=fast)
+def case(*values, fast=False, **settings):
+    """A row with the settings of its layout."""
+    return row(*values, settings, fast=fast)
 
 
 LAYOUTS = [
-    case("act", **on(actors=2)),
+    case("act", **layout(actors=2)),
     # 60 updates, of which actors are 8 ahead.
-    *(case("all ahead", **on(actors=num, reanalyzers=2)) for num in (1, 4)),
+    *(case("all ahead", **layout(actors=num, reanalyzers=2)) for num in (1, 4)),
     *(
-        case("all ahead", **on(engine, actors=2, reanalyzers=1, evaluators=1, cpus=0.5))
+        case("all ahead", **layout(engine, actors=2, reanalyzers=1, evaluators=1, cpus=0.5))
         for engine in ("process", "ray")
     ),
-    case("act ahead", **on("process", actors=2)),
-    case("batches", **on(reanalyzers=2)),
-    case("batches ahead", **on(reanalyzers=3)),
-    case("shards", **on(reanalyzers=2)),
-    *(case("shards ahead", **on(reanalyzers=num)) for num in (1, 4)),
-    case("four shards", **on(reanalyzers=2)),
+    case("act ahead", **layout("process", actors=2)),
+    case("batches", **layout(reanalyzers=2)),
+    case("batches ahead", **layout(reanalyzers=3)),
+    case("shards", **layout(reanalyzers=2)),
+    *(case("shards ahead", **layout(reanalyzers=num)) for num in (1, 4)),
+    case("four shards", **layout(reanalyzers=2)),
     case("shards", replay__on_disk=True),
-    case("shards ahead", **on("process", reanalyzers=2, actors=2, evaluators=1)),
-    case("evaluate", fast=True, **on(evaluators=1)),
-    case("evaluate later", **on(evaluators=2)),
-    case("two halves", fast=True, **on(learners=2)),
-    case("three thirds", learners__sums="ordered", **on(learners=3)),
-    case("halves of shards", **on(learners=2, reanalyzers=2)),
-    case("members", **on(members=2)),
-    case("ilql halves", num_micro_batches=1, **on(learners=2)),
-    case("ilql thirds", num_micro_batches=1, learners__sums="ordered", **on(learners=3)),
-    *(case("ilql members", **on(engine, members=2)) for engine in ("inline", "ray")),
-    case("ilql evaluate", **on(evaluators=1)),
-    case("ilql evaluate later", **on("process", evaluators=2)),
+    case("shards ahead", **layout("process", reanalyzers=2, actors=2, evaluators=1)),
+    case("evaluate", fast=True, **layout(evaluators=1)),
+    case("evaluate later", **layout(evaluators=2)),
+    case("two halves", fast=True, **layout(learners=2)),
+    case("three thirds", learners__sums="ordered", **layout(learners=3)),
+    case("halves of shards", **layout(learners=2, reanalyzers=2)),
+    case("members", **layout(members=2)),
+    case("ilql halves", num_micro_batches=1, **layout(learners=2)),
+    case("ilql thirds", num_micro_batches=1, learners__sums="ordered", **layout(learners=3)),
+    *(case("ilql members", **layout(engine, members=2)) for engine in ("inline", "ray")),
+    case("ilql evaluate", **layout(evaluators=1)),
+    case("ilql evaluate later", **layout("process", evaluators=2)),
 ]
 
 
-@pytest.mark.parametrize(("name", "there"), LAYOUTS)
-def test_wherever_it_runs_it_is_the_same_run(name, there, in_one_process, tmp_path):
-    assert trained(RUNS[name], tmp_path / "run", **there) == in_one_process(name)
+@pytest.mark.parametrize(("name", "settings"), LAYOUTS)
+def test_a_run_is_the_same_in_any_layout(name, settings, in_one_process, tmp_path):
+    assert trained(RUNS[name], tmp_path / "run", **settings) == in_one_process(name)
 
 
 @pytest.mark.slow
-def test_what_acts_makes_another_run(in_one_process):
-    """Or equal ones would say nothing."""
+def test_other_settings_give_other_runs(in_one_process):
+    """Shows that the comparisons above can fail."""
     codes = {
         name: in_one_process(name).code
         for name in ("act", "act ahead", "batches", "shards", "two halves")
@@ -103,22 +105,22 @@ def chaos(lost, wasted=None):
     return make
 
 
-def kills(at, every, most=1_000_000, how=signal.SIGKILL):
-    """Processes that are killed; as many are spare as the seed says."""
+def kills(at, every, most=1_000_000, signal_number=signal.SIGKILL):
+    """Processes that are killed; the seed gives the number of spares."""
 
     def make(seed):
-        engine = KillingEngine(at, every, most, how)
+        engine = KillingEngine(at, every, most, signal_number)
         engine.spares = seed % 4
         return engine
 
-    make.__name__ = f"{'killed' if how == signal.SIGKILL else 'hangs'} at {at} {every}"
+    make.__name__ = f"{'killed' if signal_number == signal.SIGKILL else 'hangs'} at {at} {every}"
     return make
 
 
 MANY = {"engine__max_restarts": 50}
-ACTORS, PLANNERS, JUDGES = on(actors=2), on(reanalyzers=2), on(evaluators=2)
+ACTORS, PLANNERS, JUDGES = layout(actors=2), layout(reanalyzers=2), layout(evaluators=2)
 EACH = ACTORS | PLANNERS | JUDGES
-DEATHS = [  # which run, the engine by a seed, the seeds, and how many die in all at least
+DEATHS = [  # the run, the engine by a seed, the seeds, and the least number of deaths
     # 20 seeds of chaos, and 50 kills
     *(case("all ahead", chaos(0.05), range(k, k + 5), 25, **EACH, **MANY)
       for k in (0, 5, 10, 15)),
@@ -126,38 +128,38 @@ DEATHS = [  # which run, the engine by a seed, the seeds, and how many die in al
     case("act ahead", kills("take", 40, 1, signal.SIGSTOP), [0], 1, **ACTORS, **MANY,
          engine__patience_seconds=8.0),
     case("batches ahead", chaos(0.15), [0], 4, fast=True, **PLANNERS, **MANY),
-    case("shards ahead", chaos(0.15), [0, 1], 8, **on(reanalyzers=4), **MANY),
+    case("shards ahead", chaos(0.15), [0, 1], 8, **layout(reanalyzers=4), **MANY),
     case("shards ahead", kills("ask", 11), [0], 2, **PLANNERS, **MANY),
     case("evaluate later", chaos(0.3), [0, 1], 1, **JUDGES, **MANY),
-    case("evaluate later", kills("ask", 1, most=2), [0], 2, **on(evaluators=1)),
-    case("members", kills("take", 20, most=2), [0], 2, **on(members=2)),
+    case("evaluate later", kills("ask", 1, most=2), [0], 2, **layout(evaluators=1)),
+    case("members", kills("take", 20, most=2), [0], 2, **layout(members=2)),
     *(case(name, chaos(0.15), [3], 4, **PLANNERS, **MANY)
       for name in ("pair", "pair with replays")),
-    case("ilql evaluate later", kills("ask", 1, most=2), [0], 2, **on(evaluators=1)),
-    case("ilql members", kills("ask", 5), [0], 4, **on(members=2)),
-    case("ilql members", kills("take", 4, most=1), [0], 1, **on(members=2)),
+    case("ilql evaluate later", kills("ask", 1, most=2), [0], 2, **layout(evaluators=1)),
+    case("ilql members", kills("ask", 5), [0], 4, **layout(members=2)),
+    case("ilql members", kills("take", 4, most=1), [0], 1, **layout(members=2)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "make", "seeds", "least", "there"), DEATHS)
-def test_whoever_dies_it_is_the_same_run(
-    name, make, seeds, least, there, in_one_process, tmp_path, monkeypatch
+@pytest.mark.parametrize(("name", "make", "seeds", "least", "settings"), DEATHS)
+def test_a_run_is_the_same_whichever_workers_die(
+    name, make, seeds, least, settings, in_one_process, tmp_path, monkeypatch
 ):
     num_died = 0
     for seed in seeds:
         engine = make(seed)
         with_engine(monkeypatch, engine)
-        assert trained(RUNS[name], tmp_path / f"{seed}", **there) == in_one_process(name)
+        assert trained(RUNS[name], tmp_path / f"{seed}", **settings) == in_one_process(name)
         num_died += engine.num_lost if isinstance(engine, ChaosEngine) else engine.num_killed
         assert not getattr(engine, "_idle", None)  # spares have left, too
     assert num_died >= least
 
 
-def test_one_that_dies_each_time_ends_the_run(tmp_path, monkeypatch):
+def test_a_worker_that_always_dies_ends_the_run(tmp_path, monkeypatch):
     with_engine(monkeypatch, KillingEngine("ask", every=1))
-    words = r"ReanalyzeRole was lost 2 times at task 0, .*SIGKILL"
-    with pytest.raises(RoleError, match=words):
-        trained(RUNS["batches ahead"], tmp_path, **on(reanalyzers=1), engine__max_restarts=1)
+    message = r"ReanalyzeRole was lost 2 times at task 0, .*SIGKILL"
+    with pytest.raises(RoleError, match=message):
+        trained(RUNS["batches ahead"], tmp_path, **layout(reanalyzers=1), engine__max_restarts=1)
 
 
 @pytest.mark.slow
@@ -171,7 +173,7 @@ def test_learners_that_are_killed_change_nothing(
     folder = tmp_path / "run"
     with (
         experiment(config, folder, learners__num=2) as run,
-        closing(TrainingSession(run)) as played,
+        closing(TrainingSession(run)) as session,
     ):
         calls = []
 
@@ -181,60 +183,62 @@ def test_learners_that_are_killed_change_nothing(
                 os.kill(run.followers.workers[0].pid, signal.SIGKILL)
             return len(calls) > stop_at
 
-        assert played.run(stop).reason == "stopped"
+        assert session.run(stop).reason == "stopped"
         assert run.followers.num_restarts == len(kills_at)
         metrics = run.extra_metrics(0)
         assert metrics["waited_for_learners_seconds"] > 0
         assert metrics["learner_restarts"] == len(kills_at)
         assert num_broadcasts in (None, run.followers.num_broadcasts)
     assert resume_run(folder, view=Quiet()).reason == "finished"
-    assert left(folder) == in_one_process(name)
+    assert results_of(folder) == in_one_process(name)
 
 
 # ----------------------------------------------------------------------------------- resumes
 
-RESUMES = [  # which run, where it begins, where it goes on, and when it stops
-    row("act ahead", on("process", actors=2), on(actors=4), 17),
-    row("all ahead", on("process", actors=2), on("ray", actors=4, cpus=0.25), 13),
-    row("all ahead", on(actors=2, reanalyzers=2, evaluators=1), {}, 13),
-    *(row("batches ahead", on(reanalyzers=2), {}, at) for at in (3, 40)),
-    *(row("shards ahead", on(reanalyzers=2), {}, at) for at in (19, 40)),
-    row("shards ahead", {}, on(reanalyzers=2), 40),
-    row("shards ahead", on(reanalyzers=4), on(reanalyzers=1), 19),
+RESUMES = [  # the run, its first layout, its second one, and the update where it stops
+    row("act ahead", layout("process", actors=2), layout(actors=4), 17),
+    row("all ahead", layout("process", actors=2), layout("ray", actors=4, cpus=0.25), 13),
+    row("all ahead", layout(actors=2, reanalyzers=2, evaluators=1), {}, 13),
+    *(row("batches ahead", layout(reanalyzers=2), {}, at) for at in (3, 40)),
+    *(row("shards ahead", layout(reanalyzers=2), {}, at) for at in (19, 40)),
+    row("shards ahead", {}, layout(reanalyzers=2), 40),
+    row("shards ahead", layout(reanalyzers=4), layout(reanalyzers=1), 19),
     row("shards", {}, {}, 19),
-    row("evaluate later", on(evaluators=2), {}, 17),
-    row("pair ahead", {}, on(reanalyzers=2), 11),
-    row("members", on(members=2), on(members=4), 9),
-    row("ilql members", on(members=2), on(members=4), 7),
-    row("ilql evaluate later", on(evaluators=2), {}, 5),
+    row("evaluate later", layout(evaluators=2), {}, 17),
+    row("pair ahead", {}, layout(reanalyzers=2), 11),
+    row("members", layout(members=2), layout(members=4), 9),
+    row("ilql members", layout(members=2), layout(members=4), 7),
+    row("ilql evaluate later", layout(evaluators=2), {}, 5),
 ]
 
 
-def drawn_of(found):
-    """What a checkpoint has of open batches, by their updates; whether each is whole."""
+def open_batches_of(found):
+    """The open batches of a checkpoint by update; True for those stored completely."""
     drawn = found.tensors("stream")["ahead", "drawn"]
     segments = {int(name): drawn[name, "task", "segments"].keys() for name in drawn.keys()}
     assert not any("frame_rows" in keys for keys in segments.values())
     return {update: "observation" in keys for update, keys in segments.items()}
 
 
-@pytest.mark.parametrize(("name", "first", "then", "stop_at"), RESUMES)
-def test_a_resume_elsewhere_is_the_same_run(name, first, then, stop_at, in_one_process, tmp_path):
-    """Open batches are asked for again, with the weights and the values of then."""
+@pytest.mark.parametrize(("name", "first", "second", "stop_at"), RESUMES)
+def test_a_resume_in_another_layout_is_the_same_run(
+    name, first, second, stop_at, in_one_process, tmp_path
+):
+    """Open batches are requested again, with the weights and values of their draw."""
     config, folder = RUNS[name], tmp_path / "run"
     found = stopped(config, folder, stop_at, **first)
     if name in ("batches ahead", "shards ahead"):
-        drawn, last = drawn_of(found), min(config.num_updates, found.update + 7)
+        drawn, last = open_batches_of(found), min(config.num_updates, found.update + 7)
         assert sorted(drawn) == [*range(found.update, last)]
-        assert any(drawn.values()) == (stop_at >= 40)  # of what was overwritten since
-    result = resume_run(folder, config=with_all(config, **then), view=Quiet())
-    assert result.reason == "finished" and left(folder) == in_one_process(name)
+        assert any(drawn.values()) == (stop_at >= 40)  # batches whose rows were overwritten since
+    result = resume_run(folder, config=with_all(config, **second), view=Quiet())
+    assert result.reason == "finished" and results_of(folder) == in_one_process(name)
 
 
 @pytest.mark.parametrize(
     ("name", "at"), [pytest.param("", 17, marks=pytest.mark.slow), ("ilql ", 5)]
 )
-def test_a_resume_without_evaluators_joins_what_was_open(name, at, in_one_process, tmp_path):
+def test_a_resume_without_evaluators_joins_open_evaluations(name, at, in_one_process, tmp_path):
     folder, config = tmp_path / "run", RUNS[f"{name}evaluate later"]
     with experiment(config, folder, evaluators__num=2) as run:
         with closing(TrainingSession(run)) as session:
@@ -242,34 +246,34 @@ def test_a_resume_without_evaluators_joins_what_was_open(name, at, in_one_proces
             assert len(session.evaluate.open) > 1
     without = with_all(config, evaluators=EvaluatorsConfig())
     assert resume_run(folder, config=without, view=Quiet()).reason == "finished"
-    now = in_one_process(f"{name}evaluate")
-    assert rows(folder, "evaluate") == now.rows and left(folder).code == now.code
+    expected = in_one_process(f"{name}evaluate")
+    assert rows(folder, "evaluate") == expected.rows and results_of(folder).code == expected.code
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 5])
-def test_a_run_that_is_made_longer_goes_on_alike(ahead, tmp_path):
-    """The weights of the first turns that are new were never published."""
+def test_a_longer_run_is_the_same_with_any_number_of_actors(ahead, tmp_path):
+    """The weights for the first new rollouts were never published."""
     found = []
     for num in (1, 2):
         folder, config = tmp_path / f"{num}", with_all(SMOKE, actors__num=num, actors__ahead=ahead)
         trained(config, folder)
         longer = with_all(config, collect__num_env_steps=320)
         assert resume_run(folder, config=longer, view=Quiet()).reason == "finished"
-        found.append(left(folder))
+        found.append(results_of(folder))
     assert found[0] == found[1]
 
 
 # --------------------------------------------------------------------------- any environment
 
-KINDS = {  # what is set of the run, and where it runs
-    "actors": ({}, on(actors=0)),
-    "batches ahead": ({"reanalyzers__ahead": 3}, on(reanalyzers=2)),
+KINDS = {  # changed settings, and the layout
+    "actors": ({}, layout(actors=0)),
+    "batches ahead": ({"reanalyzers__ahead": 3}, layout(reanalyzers=2)),
     "shards": (
         {"env__num_envs": 2, "replay__shards": 2, "reanalyzers__ahead": 3},
-        on(reanalyzers=2),
+        layout(reanalyzers=2),
     ),
-    "evaluators": ({"evaluate__record": "gif"}, on(evaluators=1)),
+    "evaluators": ({"evaluate__record": "gif"}, layout(evaluators=1)),
 }
 
 
@@ -283,23 +287,23 @@ KINDS = {  # what is set of the run, and where it runs
         *(("stack", kind) for kind in ("shards", "evaluators")),
     ],
 )
-def test_every_kind_of_environment_runs_elsewhere(base, kind, tmp_path):
-    """And is resumed from open batches; without priorities, too."""
-    changes, there = KINDS[kind]
+def test_every_kind_of_environment_runs_in_workers(base, kind, tmp_path):
+    """Also resumed from open batches, and without priorities."""
+    changes, settings = KINDS[kind]
     changes = {"replay__alpha": 0.0 if base == "box" else 0.6, **changes}
     config = with_all(BASES[base], evaluate__num_episodes=2, checkpoint__keep=1, **changes)
     if kind == "actors":
-        there = on(actors=config.env.num_envs)
-    here = trained(config, tmp_path / "here")
-    assert trained(config, tmp_path / "there", **there) == here
-    endings = {name.rpartition(".")[2] for name in here.files}
+        settings = layout(actors=config.env.num_envs)
+    expected = trained(config, tmp_path / "here")
+    assert trained(config, tmp_path / "there", **settings) == expected
+    endings = {name.rpartition(".")[2] for name in expected.files}
     assert kind != "evaluators" or endings >= {"gif", "svg"}
     if config.reanalyzers.ahead:
         found = stopped(config, tmp_path / "run", 2)
-        assert sorted(drawn_of(found)) == [*range(found.update, found.update + 3)]
-        whole = with_all(config, **there)
-        assert resume_run(tmp_path / "run", config=whole, view=Quiet()).reason == "finished"
-        assert left(tmp_path / "run") == here
+        assert sorted(open_batches_of(found)) == [*range(found.update, found.update + 3)]
+        changed = with_all(config, **settings)
+        assert resume_run(tmp_path / "run", config=changed, view=Quiet()).reason == "finished"
+        assert results_of(tmp_path / "run") == expected
 
 
 TWO = with_all(
@@ -307,18 +311,18 @@ TWO = with_all(
     population=PopulationConfig(size=2, ranges=("learning_rate=1e-4..1",)),
     collect__num_env_steps=160,
 )
-TWICE = [  # runs of two layouts of which neither is that of one process
-    row("members play", TWO, {}, on(actors=4)),
-    row("replays", RUNS["members with replays"], on(members=1), on(members=2, actors=2)),
-    row("batches", RUNS["pair ahead"], on(members=1), on(members=2, reanalyzers=2)),
+TWICE = [  # runs in two layouts, none of which is one process
+    row("members play", TWO, {}, layout(actors=4)),
+    row("replays", RUNS["members with replays"], layout(members=1), layout(members=2, actors=2)),
+    row("batches", RUNS["pair ahead"], layout(members=1), layout(members=2, reanalyzers=2)),
     row("means of statistics", with_all(SMOKE, learners__num=2), {}, {}),
 ]
 
 
-@pytest.mark.parametrize(("_", "config", "one", "other"), TWICE)
-def test_two_layouts_are_the_same_run(_, config, one, other, tmp_path):
-    here = trained(config, tmp_path / "one", **one)
-    assert trained(config, tmp_path / "other", **other) == here
+@pytest.mark.parametrize(("_", "config", "first", "second"), TWICE)
+def test_two_layouts_are_the_same_run(_, config, first, second, tmp_path):
+    expected = trained(config, tmp_path / "one", **first)
+    assert trained(config, tmp_path / "other", **second) == expected
 
 
 # -------------------------------------------------------------------- rows, language models
@@ -327,28 +331,28 @@ def test_two_layouts_are_the_same_run(_, config, one, other, tmp_path):
 HALVES = {"batch_size": 4, "num_micro_batches": 2}
 OF_TWO = {"population": PopulationConfig(size=2, spread=3.0)}
 LANGUAGE = [
-    case("lora", HALVES, fast=True, num_micro_batches=1, **on(learners=2)),
-    case("lora", HALVES | OF_TWO, fast=True, **on(members=2)),
-    case("lora", {"evaluate__num_episodes": 4}, **on("process", evaluators=1)),
+    case("lora", HALVES, fast=True, num_micro_batches=1, **layout(learners=2)),
+    case("lora", HALVES | OF_TWO, fast=True, **layout(members=2)),
+    case("lora", {"evaluate__num_episodes": 4}, **layout("process", evaluators=1)),
 ]
 
 
-@pytest.mark.parametrize(("base", "changes", "there"), LANGUAGE)
-def test_what_does_not_learn_is_read_from_the_run_s_folder(base, changes, there, tmp_path):
+@pytest.mark.parametrize(("base", "changes", "settings"), LANGUAGE)
+def test_frozen_weights_are_read_from_the_run_s_folder(base, changes, settings, tmp_path):
     config = with_all(make_bases(tmp_path)[base], **changes)
-    here = trained(config, tmp_path / "here")
-    assert trained(config, tmp_path / "there", **there) == here and here.rows
+    expected = trained(config, tmp_path / "here")
+    assert trained(config, tmp_path / "there", **settings) == expected and expected.rows
 
 
 @pytest.mark.slow
-def test_a_state_in_parts_is_whole_where_it_is_evaluated(tmp_path):
+def test_a_sharded_state_is_gathered_for_evaluations(tmp_path):
     shared = dict(learners__num=2, learners__state="sharded", num_updates=4)
-    here = trained(SPOKEN, tmp_path / "here", **shared)
-    assert trained(SPOKEN, tmp_path / "there", **shared, evaluators__num=1) == here
+    expected = trained(ILQL_EVALUATED, tmp_path / "here", **shared)
+    assert trained(ILQL_EVALUATED, tmp_path / "there", **shared, evaluators__num=1) == expected
 
 
-def test_evaluations_that_are_joined_later_are_of_the_update_that_was_evaluated(in_one_process):
-    """The row, and the best checkpoint, also where its score was known only later."""
+def test_evaluations_joined_later_belong_to_the_evaluated_update(in_one_process):
+    """Rows and the best checkpoint, also where a score arrives later."""
     now, late = in_one_process("evaluate"), in_one_process("evaluate later")
     assert len(now.rows) > 2 and now.rows == late.rows
     best = {

@@ -1,4 +1,4 @@
-"""Runs whose networks learn, search and speak on a card, in one process and in several."""
+"""Runs whose networks learn, search and generate on a GPU, in one process and in several."""
 
 import math
 from contextlib import closing
@@ -24,7 +24,7 @@ pytestmark = [
 TWO = dict(learners__num=2)
 KINDS = ("actors", "reanalyzers", "evaluators")
 ON_CARD = {f"{kind}__{name}": on for kind in KINDS for name, on in (("num", 1), ("device", "cuda"))}
-# For each algorithm: the run, and what is changed of it.
+# For each algorithm: the run, and its changed settings.
 SEARCHES = {
     **{name: (name, {}) for name in BASES},
     "graphs": ("vector", dict(cudagraphs=True)),
@@ -37,10 +37,10 @@ SEARCHES = {
     "bfloat16, compiled": ("image", dict(precision="bfloat16", compile=True)),
     "compiled": ("vector", dict(compile=True)),
     "compiled images": ("image", dict(compile=True)),
-    "in turns, ahead": ("vector", dict(env__num_envs=4, actors__num=2, actors__ahead=2)),
-    "replay elsewhere": ("vector", dict(env__num_envs=4, replay__shards=2)),
-    "members elsewhere": ("members", dict(population__workers=3)),
-    "workers there": ("vector", ON_CARD),
+    "actors ahead": ("vector", dict(env__num_envs=4, actors__num=2, actors__ahead=2)),
+    "replay shards": ("vector", dict(env__num_envs=4, replay__shards=2)),
+    "members in workers": ("members", dict(population__workers=3)),
+    "workers on the GPU": ("vector", ON_CARD),
 }
 TEXTS = {
     **{
@@ -50,8 +50,8 @@ TEXTS = {
     "compiled": ("wordle", dict(compile=True)),
     "compiled language": ("language", dict(compile=True)),
     "two learners": ("wordle", TWO),
-    "evaluated there": ("wordle", dict(evaluators__num=1, evaluators__device="cuda")),
-    "members elsewhere": ("members", dict(population__workers=3)),
+    "evaluated on the GPU": ("wordle", dict(evaluators__num=1, evaluators__device="cuda")),
+    "members in workers": ("members", dict(population__workers=3)),
 }
 
 
@@ -62,8 +62,8 @@ def state_of(folder):
     return found
 
 
-def ends(algorithm, config, folder):
-    """The run's last state, and its last evaluation."""
+def train_to_end(algorithm, config, folder):
+    """The last state of a finished run."""
     result = train_run(ALGORITHMS[algorithm], with_all(config, device="cuda"), folder, view=Quiet())
     assert result.reason == "finished"
     return state_of(folder)
@@ -73,33 +73,35 @@ def ends(algorithm, config, folder):
 def test_efficientzero(name, tmp_path):
     base, changes = SEARCHES[name]
     config = with_all(BASES[base], device="cuda", **changes)
-    ends("efficientzero", config, tmp_path / "run")
+    train_to_end("efficientzero", config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_ilql(name, tmp_path):
     base, changes = TEXTS[name]
-    ends("ilql", with_all(make_bases(tmp_path)[base], **changes), tmp_path / "run")
+    train_to_end("ilql", with_all(make_bases(tmp_path)[base], **changes), tmp_path / "run")
 
 
 @pytest.mark.parametrize("algorithm", ["efficientzero", "ilql"])
-def test_processes_that_share_batches_there_learn_what_parts_learn(algorithm, tmp_path):
-    """Two processes on one card, whose gradients are summed over gloo; but for rounding."""
+def test_two_learners_equal_micro_batches(algorithm, tmp_path):
+    """Two processes on one GPU, with gradients summed over gloo; equal up to rounding."""
     if algorithm == "efficientzero":
-        one = ends(algorithm, with_all(PARTS, collect__num_env_steps=110), tmp_path / "one")
-        two = ends(algorithm, with_all(PARTS, collect__num_env_steps=110, **TWO), tmp_path / "two")
+        one = train_to_end(algorithm, with_all(PARTS, collect__num_env_steps=110), tmp_path / "one")
+        two = train_to_end(
+            algorithm, with_all(PARTS, collect__num_env_steps=110, **TWO), tmp_path / "two"
+        )
         assert int(one["step"]) == int(two["step"]) > 0
         return
     short = with_all(WORDLE, num_updates=2)
-    one = ends(algorithm, with_all(short, num_micro_batches=2), tmp_path / "one")
-    two = ends(algorithm, with_all(short, **TWO), tmp_path / "two")
+    one = train_to_end(algorithm, with_all(short, num_micro_batches=2), tmp_path / "one")
+    two = train_to_end(algorithm, with_all(short, **TWO), tmp_path / "two")
     for key, value in one["params"].items(True, True):
         if not key[-1].endswith("bias"):  # of keys in attention gradients are rounding alone
             torch.testing.assert_close(two["params"][key], value, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ["efficientzero", "ilql"])
-def test_a_run_goes_on_where_it_stopped(algorithm, tmp_path):
+def test_a_stopped_run_is_resumed(algorithm, tmp_path):
     make = {"efficientzero": EfficientZeroExperiment, "ilql": ILQLExperiment}[algorithm]
     config = {"efficientzero": BASES["vector"], "ilql": WORDLE}[algorithm]
     config, folder = with_all(config, device="cuda"), tmp_path / "run"
@@ -110,7 +112,7 @@ def test_a_run_goes_on_where_it_stopped(algorithm, tmp_path):
         closing(TrainingSession(experiment)) as session,
     ):
         assert session.run(lambda: session.log.status.update >= 3).reason == "stopped"
-    at = int(state_of(folder)["step"])
-    assert at >= 3
+    stopped_at = int(state_of(folder)["step"])
+    assert stopped_at >= 3
     assert resume_run(folder, view=Quiet()).reason == "finished"
-    assert int(state_of(folder)["step"]) > at and math.isfinite(at)
+    assert int(state_of(folder)["step"]) > stopped_at and math.isfinite(stopped_at)

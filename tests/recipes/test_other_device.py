@@ -1,4 +1,4 @@
-"""Networks on another device than the trees: a GPU, or one of Python's that refuses the same."""
+"""Networks on another device than the search trees: a GPU, or a device implemented in Python."""
 
 import copy
 import subprocess
@@ -30,8 +30,8 @@ CASES = [
 ]
 
 
-def plans_alike(kind, policy, size, device):
-    """Whether a search with the networks there is that with the networks here."""
+def assert_same_plans(kind, policy, size, device):
+    """Compare searches with the networks on this device and on the CPU."""
     spec = EnvSpec(observation_shape=(4,), action=ACTIONS[kind])
     sizes = {"latent_state_dim": 8, "lstm_hidden_size": 6, "proj_hid": 8, "proj_out": 8}
     config = EfficientZeroConfig(
@@ -47,41 +47,43 @@ def plans_alike(kind, policy, size, device):
             parameter.add_(torch.randn(parameter.shape) * 0.3)
     state = TensorDict(observation=torch.arange(24.0).view(6, 4) / 20, batch_size=[6])
     found = []
-    for place in ("cpu", device):
-        there = copy.deepcopy(model).to(place)
+    for each_device in ("cpu", device):
+        network = copy.deepcopy(model).to(each_device)
         make = Planner if size == 1 else lambda *parts: StackedPlanner(*parts, size=2)
         draws = torch.Generator().manual_seed(1)
-        plan = make(there, spec, config).plan(state, temperature=1.0, generator=draws)
+        plan = make(network, spec, config).plan(state, temperature=1.0, generator=draws)
         found.append(plan)
-    one, other = found
-    torch.testing.assert_close(one.action, other.action, rtol=1e-4, atol=1e-4)
-    assert torch.equal(one.tree.visits_of_root(), other.tree.visits_of_root())
-    torch.testing.assert_close(one.action_weights, other.action_weights, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(one.root_value, other.root_value, rtol=1e-3, atol=1e-3)
+    expected, found_plan = found
+    torch.testing.assert_close(expected.action, found_plan.action, rtol=1e-4, atol=1e-4)
+    assert torch.equal(expected.tree.visits_of_root(), found_plan.tree.visits_of_root())
+    torch.testing.assert_close(
+        expected.action_weights, found_plan.action_weights, rtol=1e-3, atol=1e-3
+    )
+    torch.testing.assert_close(expected.root_value, found_plan.root_value, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "policy", "size"), CASES)
 def test_networks_on_a_gpu_plan_as_those_on_the_cpu(kind, policy, size):
-    plans_alike(kind, policy, size, "cuda")
+    assert_same_plans(kind, policy, size, "cuda")
 
 
 @pytest.mark.slow
-def test_networks_on_a_device_of_python_plan_as_those_on_the_cpu():
-    """In a process of its own, which the device changes as a whole."""
-    if not elsewhere.can_begin():
+def test_networks_on_a_python_device_plan_as_those_on_the_cpu():
+    """In its own process, as the device changes the whole process."""
+    if not elsewhere.is_available():
         pytest.skip("this torch has no devices of Python's")
-    place = Path(__file__).resolve()
+    path = Path(__file__).resolve()
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(place)], cwd=place.parents[2], timeout=100,
+        [sys.executable, "-W", "error", str(path)], cwd=path.parents[2], timeout=100,
         env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["alike"] * 4
+    assert done.stdout.split() == ["equal"] * 4
 
 
 def test_networks_and_states_lie_on_the_device(tmp_path):
-    """The rest is as it is elsewhere: environments and replay on the CPU."""
+    """Environments and replay stay on the CPU."""
     config = replace(VECTOR, device="meta")
     with closing(EfficientZeroExperiment(config, tmp_path, Quiet(), make_env, None)) as run:
         with closing(TrainingSession(run)) as session:
@@ -94,17 +96,17 @@ def test_networks_and_states_lie_on_the_device(tmp_path):
 @pytest.mark.parametrize("role", [ActorRole, ReanalyzeRole, EvaluateRole])
 @pytest.mark.parametrize("device", ["meta", ""])
 def test_workers_search_on_their_device(role, device):
-    """Those whose device is the run's search there."""
+    """With an empty device they use the run's."""
     kinds = {ActorRole: "actors", ReanalyzeRole: "reanalyzers", EvaluateRole: "evaluators"}
-    there = {f"{kinds[role]}__num": 1, f"{kinds[role]}__device": device}
-    config = with_all(VECTOR, device="cpu" if device else "meta", **there)
-    with closing(role(actor_config(config), 0)) as made:
-        assert made.planner.device.type == "meta"
+    settings = {f"{kinds[role]}__num": 1, f"{kinds[role]}__device": device}
+    config = with_all(VECTOR, device="cpu" if device else "meta", **settings)
+    with closing(role(actor_config(config), 0)) as worker:
+        assert worker.planner.device.type == "meta"
 
 
 if __name__ == "__main__":
-    kept = elsewhere.begin()
+    registered = elsewhere.register()
     for case in CASES:
-        if case[-1] == 1:  # it has no batched products, by which members are computed at once
-            plans_alike(*case, elsewhere.NAME)
-            print("alike")
+        if case[-1] == 1:  # the device has no batched products, which members need
+            assert_same_plans(*case, elsewhere.NAME)
+            print("equal")

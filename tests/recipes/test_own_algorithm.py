@@ -1,4 +1,4 @@
-"""An algorithm from outside the package: run, resumed, evaluated, reported; and how it is found."""
+"""A custom algorithm: trained, resumed, evaluated, reported; and how it is found."""
 
 import json
 import shutil
@@ -22,8 +22,13 @@ def dqn():
 
 
 def short(dqn, **changes):
-    given = {"num_env_steps": 320, "random_env_steps": 160, "evaluate_every": 120, "batch_size": 16}
-    return dqn.config(**{**given, **changes})
+    defaults = {
+        "num_env_steps": 320,
+        "random_env_steps": 160,
+        "evaluate_every": 120,
+        "batch_size": 16,
+    }
+    return dqn.config(**{**defaults, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +39,20 @@ def finished(dqn, tmp_path_factory):
     return folder
 
 
-def test_it_is_short():
+def test_the_example_is_short():
     assert len(EXAMPLE.read_text().splitlines()) <= 150
 
 
-def test_a_run_that_is_stopped_and_resumed_is_the_same_run(dqn, finished, tmp_path):
+def test_a_stopped_and_resumed_run_is_the_same_run(dqn, finished, tmp_path):
     folder = tmp_path / "run"
     result = train_run(dqn, short(dqn), folder, view=Quiet({40: terminate}))
     assert (result.reason, result.update) == ("stopped", 40)
     assert resume_run(folder, dqn, view=Quiet()).reason == "finished"
-    (_, straight), (_, again) = last_state(finished), last_state(folder)
-    assert same(straight["state"], again["state"])
+    (_, expected), (_, again) = last_state(finished), last_state(folder)
+    assert same(expected["state"], again["state"])
 
 
-def test_it_learns_what_its_equation_says(dqn):
+def test_the_loss_is_that_of_double_dqn(dqn):
     """The gradient of a batch against the formula by hand, for one row."""
     import torch
     from own_algorithm import DQNLearner  # where `dqn` was imported from
@@ -69,8 +74,8 @@ def test_it_learns_what_its_equation_says(dqn):
     _, metrics = learner.grads(state, batch)
     losses = []
     for row in range(2):
-        now, after = batch["observation"][row]
-        value = learner.values(state["params"], now[None])[0, batch["action"][row, 0]]
+        observation, after = batch["observation"][row]
+        value = learner.values(state["params"], observation[None])[0, batch["action"][row, 0]]
         best = int(learner.values(state["params"], after[None])[0].argmax())
         goal = batch["reward"][row, 0]
         if row == 0:  # the other one ends its episode
@@ -80,7 +85,7 @@ def test_it_learns_what_its_equation_says(dqn):
     assert float(metrics["loss"]) == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
-def test_runs_that_can_not_go_on_are_refused(dqn, finished):
+def test_invalid_resumes_are_refused(dqn, finished):
     with pytest.raises(RunError, match="^learning_rate cannot be changed: .* was started with"):
         resume_run(finished, dqn, config=short(dqn, learning_rate=1.0), view=Quiet())
     with pytest.raises(RunError, match="is a run of dqn"):
@@ -89,14 +94,14 @@ def test_runs_that_can_not_go_on_are_refused(dqn, finished):
         train_run(find_algorithm("ilql"), short(dqn), "nowhere", view=Quiet())
 
 
-def test_a_folder_alone_imports_no_file(finished, dqn):
-    """A run may come from elsewhere: what it names is code."""
+def test_a_run_s_folder_cannot_import_a_file(finished, dqn):
+    """A run may come from an untrusted source, and importing runs code."""
     with pytest.raises(RunError, match="If you trust it, name it: --algorithm .*own_algorithm.py"):
         read_run(finished)
     assert read_run(finished, dqn) == short(dqn)
 
 
-def test_a_module_of_the_current_folder_is_not_imported_on_a_folders_word(
+def test_a_run_s_folder_cannot_import_a_module_of_the_current_folder(
     finished, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -119,18 +124,18 @@ def test_a_module_of_the_current_folder_is_not_imported_on_a_folders_word(
         (f"{EXAMPLE}:DQNConfig", "is a type, not a raffia.recipes.Algorithm"),
     ],
 )
-def test_what_is_no_algorithm_is_refused(name, message):
+def test_other_objects_than_algorithms_are_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         find_algorithm(name)
 
 
-def test_settings_that_lack_what_each_run_needs_are_refused():
+def test_configs_that_lack_required_fields_are_refused():
     no_seed = make_dataclass("NoSeed", [("device", str, "cpu"), ("num_threads", int, 1)])
-    for config, words in (
+    for config, message in (
         (no_seed, "NoSeed has no title and no seed, which every run needs"),
         ({"seed": 0}, "is not a dataclass"),
     ):
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(TypeError, match=message):
             Algorithm(name="lacking", config=config, make="nowhere:Experiment")
 
 
@@ -162,14 +167,14 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_it_learns_cartpole(dqn, tmp_path):
-    """With a margin: of seeds 0 to 5 each reached it within 20,000 steps."""
+def test_dqn_learns_cartpole(dqn, tmp_path):
+    """With a margin: each of the seeds 0 to 5 reached it within 20,000 steps."""
     config = replace(dqn.config(seed=4), num_env_steps=40_000)
     result = train_run(dqn, config, tmp_path / "run", view=Quiet())
     assert result.reason == "target" and result.best_return >= 475
 
 
-def test_a_file_that_fails_is_read_again_and_not_half_known(tmp_path):
+def test_a_file_that_fails_to_import_is_read_again(tmp_path):
     file = tmp_path / "half_an_algorithm.py"
     file.write_text("own = None\nraise KeyError('not yet')\n")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Runs of populations: selected, replaced, of heads that change their form, and their agents."""
+"""Runs of populations: selection, replacement, evolving heads, and their agents."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.recipes.runs import Quiet, last_state, rows, same, short, with_all
 POPULATION = PopulationConfig(
     size=3, spread=30.0, parameters=0.5, ranges=("learning_rate=1e-6..1", "tau=0.5..0.95")
 )
-SEED = 19  # whose draws give one member a rate of 1e30
+SEED = 19  # with it one member gets a rate of 1e30
 RUN = replace(
     ILQL_PRESETS["ilql-smoke"],
     population=POPULATION,
@@ -42,19 +42,19 @@ FORMS = PopulationConfig(
 )
 
 
-def played(**changes):
-    """Three members in six environments, with reanalyze, priorities and old target networks."""
+def efficientzero_config(**changes):
+    """Three members in six environments, with reanalyze, priorities and target networks."""
     return short(
         env=replace(PRESETS["smoke"].env, num_envs=6, frame_stack=2),
         population=PopulationConfig(size=3, spread=30.0, parameters=0.5, **changes),
     )
 
 
-def played_forms():
-    return with_all(played(), model__evolvable_heads=True, population=FORMS)
+def efficientzero_forms():
+    return with_all(efficientzero_config(), model__evolvable_heads=True, population=FORMS)
 
 
-def spoken_forms(**model):
+def ilql_forms(**model):
     smoke = ILQL_PRESETS["ilql-smoke"]
     return replace(
         smoke,
@@ -70,7 +70,7 @@ def newest(folder):
 
 
 @pytest.fixture(scope="module")
-def spoken(tmp_path_factory):
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spoken") / "run"
     result = ilql.train(RUN, folder, view=Quiet())
     assert (result.reason, result.update) == ("finished", 12)
@@ -78,30 +78,30 @@ def spoken(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_is_selected_after_each_evaluation_but_the_last(spoken):
-    born = rows(spoken, "generation")
-    assert [(row["generation"], row["update"]) for row in born] == [(1, 4), (2, 8)]
-    for row, evaluated in zip(born, rows(spoken, "evaluate"), strict=False):
+def test_a_run_is_selected_after_each_evaluation_but_the_last(finished):
+    generations = rows(finished, "generation")
+    assert [(row["generation"], row["update"]) for row in generations] == [(1, 4), (2, 8)]
+    for row, evaluated in zip(generations, rows(finished, "evaluate"), strict=False):
         assert row["fitness"] == evaluated["fitness"] and len(row["fitness"]) == 3
         assert row["fitness"][row["parents"][0]] == max(row["fitness"])
         assert row["kinds"][0] == "none"  # the elite
         assert evaluated["mean_return"] == max(evaluated["fitness"])
-    state = newest(spoken).tensors("state")
+    state = newest(finished).tensors("state")
     assert state.batch_size == (3,) and state["step"].tolist() == [12] * 3
     rates = state["hyper", "learning_rate"]
-    assert torch.allclose(rates, torch.tensor(born[-1]["hyper"]["learning_rate"]))
+    assert torch.allclose(rates, torch.tensor(generations[-1]["hyper"]["learning_rate"]))
     assert len(set(rates.tolist())) > 1
 
 
 @pytest.mark.slow
-def test_the_agent_of_a_population_is_its_best_member(spoken):
-    found = newest(spoken)
-    place = found.extras["population"]["best"]
+def test_the_agent_of_a_population_is_its_best_member(finished):
+    found = newest(finished)
+    index = found.extras["population"]["best"]
     state = found.tensors("state")
-    best, another = state[place], state[(place + 1) % 3]
+    best, another = state[index], state[(index + 1) % 3]
     assert same(best_of(found), best) and not same(best, another)
-    assert isinstance(ilql.load_agent(spoken, "newest").act(WordleObservation()), str)
-    assert ilql.evaluate(spoken, episodes=3).games["decode"].returns
+    assert isinstance(ilql.load_agent(finished, "newest").act(WordleObservation()), str)
+    assert ilql.evaluate(finished, episodes=3).games["decode"].returns
 
 
 def test_the_best_member_need_not_be_the_first(tmp_path):
@@ -113,33 +113,33 @@ def test_the_best_member_need_not_be_the_first(tmp_path):
     assert best_of(checkpoints.available()[1])["w"].shape == (3,)  # no population's
 
 
-def test_a_member_that_comes_to_grief_is_replaced(tmp_path):
-    """A rate that makes numbers that are no numbers any more: the others go on."""
+def test_a_diverged_member_is_replaced(tmp_path):
+    """A rate that makes weights NaN: the others continue."""
     wild = replace(POPULATION, ranges=("learning_rate=1e-6..1e30",), spread=1e36, parameters=0.0)
     run = replace(RUN, population=wild, seed=SEED)
     result = ilql.train(run, tmp_path / "run", view=Quiet())
     assert result.reason == "finished"
     fitness = [row["fitness"] for row in rows(tmp_path / "run", "evaluate")]
-    born = rows(tmp_path / "run", "generation")
-    assert None in fitness[0] and fitness[0].index(None) not in born[0]["parents"]
+    generations = rows(tmp_path / "run", "generation")
+    assert None in fitness[0] and fitness[0].index(None) not in generations[0]["parents"]
     found = newest(tmp_path / "run")
     best = found.tensors("state")[found.extras["population"]["best"]]
     assert all(x.isfinite().all() for x in best["params"].values(True, True))
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_learnt(tmp_path):
+def test_invalid_populations_are_refused_before_training(tmp_path):
     narrow = ILQLModelConfig(trunk=RUN.model.trunk, evolvable_heads=True, max_head_nodes=8)
-    for run, words in [
+    for run, message in [
         (with_all(RUN, population__ranges=("learning_rat=1e-6..1",)), "mean 'learning_rate'"),
         (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "starts at 0.001, outs"),
         (replace(RUN, population=PopulationConfig(), model=narrow), "Set max_head_nodes=32 or"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             ilql.train(run, tmp_path / "run", view=Quiet())
         assert not (tmp_path / "run").exists()
 
 
-def test_a_member_speaks_with_its_own_numbers(tmp_path):
+def test_a_member_decodes_with_its_own_hyperparameters(tmp_path):
     ranges = ("temperature=0.1..10", "adv_weight=0.1..10")
     run = replace(RUN, population=replace(POPULATION, ranges=ranges, parameters=0.0))
     ilql.train(run, tmp_path / "run", view=Quiet())
@@ -155,10 +155,10 @@ def test_a_member_speaks_with_its_own_numbers(tmp_path):
 
 @pytest.mark.slow
 def test_members_play_in_one_search_and_are_selected(tmp_path):
-    result = efficientzero.train(played(replay="own"), tmp_path / "run", view=Quiet())
+    result = efficientzero.train(efficientzero_config(replay="own"), tmp_path / "run", view=Quiet())
     assert result.reason == "finished"
-    born, evaluated = (rows(tmp_path / "run", kind) for kind in ("generation", "evaluate"))
-    assert [row["generation"] for row in born] == [1, 2, 3]
+    generations, evaluated = (rows(tmp_path / "run", kind) for kind in ("generation", "evaluate"))
+    assert [row["generation"] for row in generations] == [1, 2, 3]
     assert all(row["mean_return"] == max(row["fitness"]) for row in evaluated)
     state = newest(tmp_path / "run").tensors("state")
     assert state.batch_size == (3,)
@@ -167,7 +167,7 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
     observation = torch.zeros(2, 2, 4)  # two environments, two frames
     assert agent.act(TensorDict(observation=observation, batch_size=[2]))["action"].shape == (2,)
     assert efficientzero.evaluate(tmp_path / "run", episodes=2).returns
-    # With a replay of their own they learn from what they have played.
+    # With their own replay, members learn from their own episodes.
     _, parts = last_state(tmp_path / "run")
     assert sorted(parts) == ["replay.0", "replay.1", "replay.2", "state", "stream"]
     replays = [parts[f"replay.{member}"] for member in range(3)]
@@ -177,7 +177,7 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
 
 @pytest.mark.parametrize("method", ["tournament", "truncation"])
 @pytest.mark.parametrize("seed", range(2))
-def test_who_was_the_best_is_known_after_selection(method, seed):
+def test_the_best_member_is_known_after_selection(method, seed):
     config = PopulationConfig(size=4, method=method, hyper=1.0, no_mutation=0.0)
     learner = ILQLLearner(RUN)
     members = Members(config, learner, seed)
@@ -189,36 +189,36 @@ def test_who_was_the_best_is_known_after_selection(method, seed):
     assert same(state[members.best], best)
 
 
-def test_members_that_evolved_are_searched_again_with_their_own_targets(tmp_path, monkeypatch):
-    done = []
+def test_evolved_members_are_reanalyzed_with_their_own_targets(tmp_path, monkeypatch):
+    calls = []
 
-    def note(name):
+    def record(name):
         method = getattr(EfficientZeroExperiment, name)
 
-        def noted(self, *given):
-            at = len(done)
-            done.append(name)
-            found = method(self, *given)
+        def recording(self, *args):
+            index = len(calls)
+            calls.append(name)
+            found = method(self, *args)
             if name == "evolve" and found is None:
-                del done[at]
+                del calls[index]
             return found
 
-        monkeypatch.setattr(EfficientZeroExperiment, name, noted)
+        monkeypatch.setattr(EfficientZeroExperiment, name, recording)
 
     for name in ("evolve", "_refresh_reanalyze", "_make_batch"):
-        note(name)
+        record(name)
     config = short(120, population=PopulationConfig(size=2, parameters=1.0))
     config = with_all(config, targets__target_interval=1_000)
     efficientzero.train(config, tmp_path / "run", view=Quiet())
-    after = [done[at + 1 : at + 3] for at, name in enumerate(done) if name == "evolve"]
+    after = [calls[index + 1 : index + 3] for index, name in enumerate(calls) if name == "evolve"]
     assert after and all(names == ["_make_batch", "_refresh_reanalyze"] for names in after)
-    assert done.count("_refresh_reanalyze") == 1 + len(after)
+    assert calls.count("_refresh_reanalyze") == 1 + len(after)
 
 
 @pytest.mark.slow
 def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path):
     all_change = replace(FORMS, elitism=False, no_mutation=0.0, parameters=0.0)
-    run = replace(spoken_forms(target="trunk"), population=all_change)
+    run = replace(ilql_forms(target="trunk"), population=all_change)
     ilql.train(run, tmp_path / "run", view=Quiet())
     kinds = {kind for row in rows(tmp_path / "run", "generation") for kind in row["kinds"]}
     assert {"activation", "architecture"} <= kinds
@@ -226,9 +226,11 @@ def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path):
     export(tmp_path / "run", tmp_path / "model", "newest")
     again = load_exported(tmp_path / "model")
     for part in ("model", "target"):
-        own, other = (getattr(policy.agent, part).state_dict() for policy in (agent, again))
-        heads = [name for name in own if name.startswith(("v.", "q1.", "q2."))]
-        assert all(other[name].equal(own[name]) for name in heads)
-    began, now = (dict(m.named_buffers()) for m in (ILQLModel(run.model), again.agent.model))
-    assert began.keys() == now.keys() and not all(began[n].equal(now[n]) for n in now)
+        expected, other = (getattr(policy.agent, part).state_dict() for policy in (agent, again))
+        heads = [name for name in expected if name.startswith(("v.", "q1.", "q2."))]
+        assert all(other[name].equal(expected[name]) for name in heads)
+    initial, exported = (dict(m.named_buffers()) for m in (ILQLModel(run.model), again.agent.model))
+    assert initial.keys() == exported.keys() and not all(
+        initial[n].equal(exported[n]) for n in exported
+    )
     assert isinstance(again.act(WordleObservation()), str)

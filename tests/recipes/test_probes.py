@@ -1,6 +1,6 @@
-"""Whole runs in environments whose values are known: what is learnt is what is true.
+"""Complete runs in environments whose values are known.
 
-Each run goes through all that a long one does: collecting, replay, targets, learner, checkpoint.
+Each run has all parts of a long one: collecting, replay, targets, learner, checkpoint.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from raffia.tensordict import TensorDict
 from tests.recipes.runs import Quiet, with_all
 
 GAMMA = 0.5
-# What the first step gives by the best action, in each of the states that `probe_values` tells of.
+# Rewards of the best action, in each of the states of `probe_values`.
 REWARDS = {
     "probe/value": [1.0],
     "probe/observation": [-1.0, 1.0],
@@ -28,7 +28,7 @@ SUPPORTS = dict.fromkeys(("reward_support_range", "value_support_range"), (-2.0,
 NORMS = dict.fromkeys(("norm_type", "projection_norm_type"), "LN")
 SIZES = dict.fromkeys(("latent_state_dim", "lstm_hidden_size"), 32)
 SIZES |= dict.fromkeys(("proj_hid", "proj_out", "pred_hid", "pred_out"), 16)
-# LayerNorm: statistics over batches tell no two steps apart whose rows are all alike
+# LayerNorm: batch statistics can't distinguish two steps whose rows are all equal
 BASE = with_all(
     EfficientZeroRun(),
     model=SUPPORTS | NORMS | SIZES | {"head_hidden_channels": (16,), "res_connection": False},
@@ -44,8 +44,8 @@ BASE = with_all(
 
 
 def run_of(name, num_updates=240, **changes):
-    """Exploring at first, then greedy, with a replay that soon forgets what exploring has found:
-    the values are those of the best policy then."""
+    """Exploring at first, then greedy, with a small replay that soon drops exploration:
+    the values become those of the best policy."""
     return with_all(
         BASE,
         env=EnvConfig(id=name, num_envs=4),
@@ -67,8 +67,8 @@ def trained(config, folder, make=None):
     return load_agent(folder / "run", "newest", **more)
 
 
-def imagined(agent, state, action):
-    """The value prefix and the value behind one step, as the search sees them."""
+def predict(agent, state, action):
+    """The value prefix and the value after one step, as in a search."""
     root = agent.planner.root(state)
     output, _ = agent.planner._snapshot.recurrent_fn(root.embedding, action)
     return output.reward, output.value
@@ -78,20 +78,20 @@ def states(observation, **entries):
     return TensorDict(observation=observation, **entries, batch_size=[len(observation)])
 
 
-def near(found, expected, atol=0.05):
+def assert_near(found, expected, atol=0.05):
     torch.testing.assert_close(found, torch.as_tensor(expected), atol=atol, rtol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBES)
-def test_values_rewards_and_actions_of_the_probes_are_learnt(name, tmp_path):
+def test_values_rewards_and_actions_of_the_probes_are_learned(name, tmp_path):
     agent = trained(run_of(name), tmp_path)
     known = probe_values(PROBES[name](), GAMMA)
     state, best = states(known.observation), known.best_action
-    near(agent.planner.values(known.observation), known.value)
-    reward, following = imagined(agent, state, best.clamp_min(0))
-    near(reward, REWARDS[name])
-    near(following, (known.value - torch.tensor(REWARDS[name])) / GAMMA)
+    assert_near(agent.planner.values(known.observation), known.value)
+    reward, following = predict(agent, state, best.clamp_min(0))
+    assert_near(reward, REWARDS[name])
+    assert_near(following, (known.value - torch.tensor(REWARDS[name])) / GAMMA)
     prior, found = agent.planner.root(state).prior_logits, agent.act(state)
     for choice in (prior.argmax(-1), found["action"], found["policy"].argmax(-1)):
         assert torch.where(best < 0, best, choice).equal(best)
@@ -125,7 +125,7 @@ class Endless:
 
 
 class Ending(Endless):
-    """The same, but for its end after the first."""
+    """The same, but it ends after the first step."""
 
     ends = True
 
@@ -140,10 +140,10 @@ class Aim(Ending):
 
 
 @pytest.mark.slow
-def test_a_time_limit_is_not_taken_for_an_end(tmp_path):
+def test_a_time_limit_is_no_termination(tmp_path):
     agent = trained(run_of("endless"), tmp_path, lambda num: limited_to_1(Endless, num))
-    near(agent.planner.values(torch.ones(1, 1)), [1 / (1 - GAMMA)])
-    near(imagined(agent, states(torch.ones(1, 1)), torch.tensor([0]))[0], [1.0])
+    assert_near(agent.planner.values(torch.ones(1, 1)), [1 / (1 - GAMMA)])
+    assert_near(predict(agent, states(torch.ones(1, 1)), torch.tensor([0]))[0], [1.0])
 
 
 def limited_to_1(kind, num):
@@ -151,38 +151,38 @@ def limited_to_1(kind, num):
 
 
 @pytest.mark.slow
-def test_an_end_at_the_time_limit_is_an_end(tmp_path):
+def test_a_termination_at_the_time_limit_is_one(tmp_path):
     config = run_of("ending", num_updates=120)
     agent = trained(config, tmp_path, lambda num: limited_to_1(Ending, num))
-    near(agent.planner.values(torch.ones(1, 1)), [1.0])
+    assert_near(agent.planner.values(torch.ones(1, 1)), [1.0])
 
 
 class Duel(Endless):
-    """The first player hands the second one a lost position (action 0) or a won one (action 1).
+    """The first player gives the second one a lost position (action 0) or a won one (action 1).
 
-    Seen as 0 at first; then as -1, where the second player loses by his only move, or as +1, where
-    he wins by his.
+    Observed as 0 at first; then as -1, where the second player's only move loses, or as +1, where
+    it wins.
     """
 
     spec = EnvSpec(observation_shape=(1,), action=Discrete(3), num_players=2, masked=True)
     legal = {0.0: [True, True, False], -1.0: [True, False, False], 1.0: [False, False, True]}
 
     def reset(self, seed):
-        self.place, self.mover = 0.0, 0
+        self.position, self.mover = 0.0, 0
         return self.state()
 
     def state(self):
         return TensorDict(
-            observation=torch.tensor([self.place]),
-            action_mask=torch.tensor(self.legal[self.place]),
+            observation=torch.tensor([self.position]),
+            action_mask=torch.tensor(self.legal[self.position]),
             to_play=torch.tensor(self.mover),
         )
 
     def step(self, action):
-        assert self.legal[self.place][int(action)], "an illegal move"
-        reward, ended = self.place, self.mover == 1
+        assert self.legal[self.position][int(action)], "an illegal move"
+        reward, ended = self.position, self.mover == 1
         if not ended:
-            self.place, self.mover = (1.0 if int(action) else -1.0), 1
+            self.position, self.mover = (1.0 if int(action) else -1.0), 1
         return self.state().update(
             {
                 "reward": torch.tensor(reward),
@@ -193,32 +193,32 @@ class Duel(Endless):
 
 
 @pytest.mark.slow
-def test_two_players_want_what_the_other_does_not(tmp_path):
+def test_values_of_two_players_have_opposite_signs(tmp_path):
     config = run_of("duel", evaluate__opponent="random")
     agent = trained(config, tmp_path, lambda num: SerialBatch([Duel() for _ in range(num)]))
     observation = torch.tensor([[0.0], [-1.0], [1.0]])
     values = agent.planner.values(observation)
-    near(values[:2], [GAMMA, -1.0])
-    near(values[2], 1.0, atol=0.3)  # a greedy player does not come there any more
+    assert_near(values[:2], [GAMMA, -1.0])
+    assert_near(values[2], 1.0, atol=0.3)  # a greedy player does not reach it any more
     mask = torch.tensor([Duel.legal[float(x)] for x in observation])
     state = states(observation, action_mask=mask, to_play=torch.tensor([0, 1, 1]))
-    reward, following = imagined(agent, state, torch.tensor([0, 0, 2]))
-    near(reward[:2], [0.0, -1.0])
-    near(reward[2], 1.0, atol=0.3)
-    near(following, [-1.0, 0.0, 0.0])
+    reward, following = predict(agent, state, torch.tensor([0, 0, 2]))
+    assert_near(reward[:2], [0.0, -1.0])
+    assert_near(reward[2], 1.0, atol=0.3)
+    assert_near(following, [-1.0, 0.0, 0.0])
     assert agent.act(state)["action"].tolist() == [0, 0, 2]
 
 
 @pytest.mark.slow
-def test_a_continuous_policy_moves_to_the_best_action(tmp_path):
-    searched = dict(search__num_simulations=16, search__num_sampled_actions=8)
-    config = run_of("aim", num_updates=300, **searched)
+def test_a_continuous_policy_converges_to_the_best_action(tmp_path):
+    search = dict(search__num_simulations=16, search__num_sampled_actions=8)
+    config = run_of("aim", num_updates=300, **search)
     agent = trained(config, tmp_path, lambda num: SerialBatch([Aim() for _ in range(num)]))
     state = states(torch.ones(1, 1))
     mean, _ = agent.planner.root(state).prior_logits[0]
-    near(mean.tanh(), 0.4, atol=0.15)
-    near(agent.act(state)["action"], [[0.4]], atol=0.35)  # one of eight that are drawn
+    assert_near(mean.tanh(), 0.4, atol=0.15)
+    assert_near(agent.act(state)["action"], [[0.4]], atol=0.35)  # one of eight samples
     for action in (-0.2, 0.4, 0.7):
-        reward, following = imagined(agent, state, torch.tensor([[action]]))
-        near(reward, [-((action - 0.4) ** 2)], atol=0.1)
-        near(following, [0.0])
+        reward, following = predict(agent, state, torch.tensor([[action]]))
+        assert_near(reward, [-((action - 0.4) ** 2)], atol=0.1)
+        assert_near(following, [0.0])

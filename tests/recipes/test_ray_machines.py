@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def undisturbed(tmp_path_factory):
     return list(trained(AHEAD, tmp_path_factory.mktemp("plain") / "run")[:3])
 
 
 @pytest.fixture
 def on_a_cluster(tmp_path):
-    """Run one of `ray_machines`; none of its processes is left, whatever became of it."""
+    """Run a function of `ray_machines`; afterwards all its processes are killed."""
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short: Ray's sockets lie in it
 
         def call(name):
@@ -53,27 +53,31 @@ def on_a_cluster(tmp_path):
                     pass  # it has ended
 
 
-def test_workers_that_are_killed_change_nothing(plain, on_a_cluster):
+def test_workers_that_are_killed_change_nothing(undisturbed, on_a_cluster):
     found = on_a_cluster("workers")
     assert found["num_killed"] == 20
-    assert found["digest"] == json.loads(json.dumps(plain))
+    assert found["digest"] == json.loads(json.dumps(undisturbed))
 
 
-def test_machines_that_die_or_fall_silent_change_nothing(plain, on_a_cluster):
+def test_machines_that_die_or_fall_silent_change_nothing(undisturbed, on_a_cluster):
     found = on_a_cluster("machines")
     assert found["num_killed"] == 5
     assert found["longest"] < 40  # where Ray's own health check takes over a minute
-    assert found["digest"] == json.loads(json.dumps(plain))
+    assert found["digest"] == json.loads(json.dumps(undisturbed))
 
 
-def test_a_head_that_dies_is_an_error_within_seconds_and_the_run_goes_on(plain, on_a_cluster):
+def test_a_head_that_dies_is_an_error_within_seconds_and_the_run_is_resumed(
+    undisturbed, on_a_cluster
+):
     found = on_a_cluster("head")
-    assert re.search(r"the Ray cluster at .* is gone.*`raffia resume RUN` continues", found["told"])
+    assert re.search(
+        r"the Ray cluster at .* is gone.*`raffia resume RUN` continues", found["message"]
+    )
     assert found["seconds"] < 15
-    assert found["digest"] == json.loads(json.dumps(plain))
+    assert found["digest"] == json.loads(json.dumps(undisturbed))
 
 
-def test_a_worker_without_room_is_waited_for_and_that_is_said(on_a_cluster):
+def test_a_worker_without_room_is_waited_for_with_a_message(on_a_cluster):
     found = on_a_cluster("room")
     assert found["total"] == 1 and found["num_restarts"] == 0
     assert re.search(
@@ -93,16 +97,16 @@ def test_a_cluster_that_can_not_run_it_is_refused_before_anything_is_written(on_
     assert re.search(r"the machine .* cannot run raffia .*nowhere_at_all", found["package"])
 
 
-def test_doctor_looks_at_each_machine(on_a_cluster):
+def test_doctor_checks_each_machine(on_a_cluster):
     fit, unfit = on_a_cluster("doctor")
     machines = [check for check in fit if check["name"].startswith("machine ")]
-    wanted = [
+    expected = [
         r"0 CPUs, 0 GPUs, .* of memory; runs no workers",
         r"1 CPUs, 0 GPUs, .* of memory; python 3\..*, raffia .*, torch 2\.",
         r"2 CPUs, 3 GPUs, .* of memory; python 3\..*, raffia .*, torch 2\.",
     ]
     found = sorted(check["found"] for check in machines)
-    assert all(re.match(*pair) for pair in zip(wanted, found, strict=True)), found
+    assert all(re.match(*pair) for pair in zip(expected, found, strict=True)), found
     names = [check["name"] for check in fit if check not in machines]
     assert names == ["engine", "first worker", "a call", "arrays"]
     assert {check["verdict"] for check in fit} == {"ok"}
@@ -111,8 +115,8 @@ def test_doctor_looks_at_each_machine(on_a_cluster):
     assert "a call" not in {check["name"] for check in unfit}
 
 
-def test_a_sweep_has_what_the_cluster_has_and_not_what_its_leader_has(on_a_cluster):
-    """Cards are Ray's word for it here: the runs find none, but each asks for the one it sees."""
+def test_a_sweep_uses_the_resources_of_the_cluster_and_not_of_its_leader(on_a_cluster):
+    """The GPUs exist for Ray alone here: the runs find none, but each requests the one it gets."""
     found = on_a_cluster("sweeps")
     assert found["room_of"] == 3 and found["card"]["workers"] == 2
     (error,) = found["card"]["errors"]

@@ -17,16 +17,16 @@ from raffia.report import write_report
 from raffia.tensordict import TensorDict
 from raffia.train import RunError, TrainingSession
 from tests.recipes.diary import Diary
-from tests.recipes.layouts import MEMBERS, SHARDS, experiment, on, trained
+from tests.recipes.layouts import MEMBERS, SHARDS, experiment, layout, trained
 from tests.recipes.runs import Quiet, last_state, rows, same, short, terminate, with_all
 from tests.recipes.timeline import first_difference, timeline
 
 T = 30  # steps of an episode of `write`
-PLAYED = short(88)
+BASE = short(88)
 
 
 def write(path, num=6, steps=T, **columns):
-    """Episodes of CartPole's shapes, in turn terminated and truncated; given columns of all."""
+    """Episodes with CartPole's shapes, alternately terminated and truncated, and extra columns."""
     draw = torch.Generator().manual_seed(0)
     with open(path, "w") as file:
         for number in range(num):
@@ -44,14 +44,14 @@ def write(path, num=6, steps=T, **columns):
 
 
 def learning_from(run, *files, num_updates=0, **settings):
-    """The run with recorded episodes; from these alone where it has a number of updates."""
+    """The run with recorded episodes; from these alone if num_updates is given."""
     data = RecordedDataConfig(files=files, num_updates=num_updates)
     if num_updates:
         run = with_all(run, targets__reanalyze_ratio=1.0, evaluate__every_updates=4)
     return with_all(replace(run, data=data), **settings)
 
 
-def alone(*files, run=PLAYED, num_updates=9, **settings):
+def alone(*files, run=BASE, num_updates=9, **settings):
     return learning_from(run, *files, num_updates=num_updates, **settings)
 
 
@@ -60,27 +60,27 @@ def file(tmp_path):
     return write(tmp_path / "recorded.jsonl")
 
 
-# ------------------------------------------------------------------------ what the replay holds
+# ------------------------------------------------------------------- contents of the replay
 
 
-def test_episodes_of_its_own_come_back_as_they_were(tmp_path):
-    """But for what the search found: the policy is the action that was taken, its value unknown."""
+def test_a_run_s_own_episodes_round_trip(tmp_path):
+    """Except search results: the policy is the taken action, and the value is unknown."""
     config, folder = short(60, replay=replace(short().replay, batch_size=4)), tmp_path / "own"
     config = with_all(config, env__max_episode_steps=7, collect__rollout_length=1)
     with experiment(config, folder) as run, closing(TrainingSession(run)) as session:
         session.run()
-        played = run.steps.buffers[0]
-        starts = [int(start) for start in range(played.storage.total)]
-        starts = torch.tensor([s for s in starts if bool(played.contains(torch.tensor(s)))])
-        whole = played.read(starts)
+        buffer = run.steps.buffers[0]
+        starts = [int(start) for start in range(buffer.storage.total)]
+        starts = torch.tensor([s for s in starts if bool(buffer.contains(torch.tensor(s)))])
+        segments = buffer.read(starts)
     # Each episode once: from a start whose frame before it is the same one.
-    stacks = whole["observation"]
+    stacks = segments["observation"]
     first = (stacks[:, 0, 0] == stacks[:, 0, 1]).flatten(1).all(1)
     episodes = []
     for row in first.nonzero()[:, 0].tolist():
-        num = int(whole["valid_step"][row].sum())
+        num = int(segments["valid_step"][row].sum())
         frames = stacks[row, : num + 1, -1]
-        flags = {k: whole[k][row, :num] for k in ("action", "reward", "terminated", "truncated")}
+        flags = {k: segments[k][row, :num] for k in ("action", "reward", "terminated", "truncated")}
         ended = bool(flags["terminated"][-1] | flags["truncated"][-1])
         if ended and num == 7:
             nxt = TensorDict(obs=frames[1:], batch_size=[num])
@@ -94,11 +94,13 @@ def test_episodes_of_its_own_come_back_as_they_were(tmp_path):
         again = run.steps.buffers[0]
         chosen = [again.read(torch.tensor([8 * number]))[0] for number in range(len(episodes))]
         assert (again.num_episodes, len(again)) == (len(episodes), 7 * len(episodes))
-    firsts = [row for row in first.nonzero()[:, 0].tolist() if whole["valid_step"][row].sum() == 7]
+    firsts = [
+        row for row in first.nonzero()[:, 0].tolist() if segments["valid_step"][row].sum() == 7
+    ]
     for row, segment in zip(firsts, chosen, strict=False):
         for key in ("observation", "action", "reward", "valid", "valid_step", "mask", "discount"):
-            assert segment[key].equal(whole[key][row]), key
-            assert segment[key].dtype == whole[key].dtype
+            assert segment[key].equal(segments[key][row]), key
+            assert segment[key].dtype == segments[key].dtype
         taken = torch.nn.functional.one_hot(segment["action"][:7], 2).float()
         assert segment["policy"][:7].equal(taken) and not segment["value"].any()
 
@@ -109,24 +111,27 @@ IMAGES = EnvSpec(
 )
 
 
-def one(obs, action, **more):
+def episode_of(obs, action, **more):
     no = torch.zeros(len(action), dtype=torch.bool)
     flags = {"reward": torch.ones(len(action)) * 3, "terminated": no, "truncated": no}
     after = {k: v[1:] for k, v in {"obs": obs, **more}.items()}
-    now = {k: v[:-1] for k, v in {"obs": obs, **more}.items()}
-    return TensorDict({**now, "action": action, **flags, "next": after}, [len(action)])
+    before = {k: v[:-1] for k, v in {"obs": obs, **more}.items()}
+    return TensorDict({**before, "action": action, **flags, "next": after}, [len(action)])
 
 
-def test_continuous_actions_are_one_of_those_that_the_policy_is_over():
+def test_continuous_actions_are_the_first_sampled_action():
     taken = torch.tensor([[0.5, 0.25], [-2.0005, 1.0]], dtype=torch.float64)
-    config = with_all(PLAYED, search__num_sampled_actions=5)
-    made = [
+    config = with_all(BASE, search__num_sampled_actions=5)
+    converted = [
         recorded_steps(
-            one(torch.zeros(3, 2), taken), config, CONTINUOUS, torch.Generator().manual_seed(seed)
+            episode_of(torch.zeros(3, 2), taken),
+            config,
+            CONTINUOUS,
+            torch.Generator().manual_seed(seed),
         )
         for seed in (0, 0, 1)
     ]
-    steps = made[0]
+    steps = converted[0]
     assert steps["action"].equal(torch.tensor([[0.5, 0.25], [-2.0, 1.0]]))  # clipped
     assert steps["sampled_actions"].shape == (2, 5, 2)
     assert steps["sampled_actions"][:, 0].equal(steps["action"])
@@ -134,15 +139,15 @@ def test_continuous_actions_are_one_of_those_that_the_policy_is_over():
     low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
     others = steps["sampled_actions"][:, 1:]
     assert ((others >= low) & (others <= high)).all() and others.std(1).min() > 0.01
-    assert same(steps, made[1]) and not same(steps, made[2])
+    assert same(steps, converted[1]) and not same(steps, converted[2])
 
 
-def test_states_of_images_and_masks_fit():
+def test_images_and_masks_are_converted():
     obs = torch.randint(256, (3, 4, 5, 3), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(3, 3, dtype=torch.bool)
-    episode = one(obs, torch.tensor([[1], [2]]), action_mask=mask)
-    atari = with_all(PLAYED, env__id="atari/pong")
-    for config, reward in ((PLAYED, 3.0), (atari, 1.0)):
+    episode = episode_of(obs, torch.tensor([[1], [2]]), action_mask=mask)
+    atari = with_all(BASE, env__id="atari/pong")
+    for config, reward in ((BASE, 3.0), (atari, 1.0)):
         steps = recorded_steps(episode, config, IMAGES, torch.Generator())
         assert steps["observation"].equal(obs[:2].movedim(-1, 1).to(torch.uint8))
         assert steps["next", "action_mask"].equal(mask[1:])
@@ -152,7 +157,7 @@ def test_states_of_images_and_masks_fit():
 @pytest.mark.parametrize(
     ("base", "replay", "expected"),
     [
-        (PLAYED, "shared", [180]),
+        (BASE, "shared", [180]),
         (with_all(SHARDS, replay__capacity=400), "shared", [90, 90]),
         (MEMBERS, "shared", [180]),
         (MEMBERS, "own", [180] * 4),
@@ -160,25 +165,25 @@ def test_states_of_images_and_masks_fit():
     ids=["one", "shards", "members", "members with replays"],
 )
 @pytest.mark.parametrize("num_updates", [0, 3])
-def test_every_kind_of_replay_holds_them(base, replay, expected, num_updates, file, tmp_path):
+def test_every_kind_of_replay_is_filled(base, replay, expected, num_updates, file, tmp_path):
     config = learning_from(base, file, num_updates=num_updates, population__replay=replay)
     with experiment(config, tmp_path / "run") as run, closing(TrainingSession(run)) as session:
         state = session.start()
         assert [len(buffer) for buffer in run.steps.buffers] == expected
         run.step(state)
-        played = sum(expected) < sum(len(buffer) for buffer in run.steps.buffers)
-        assert played is not bool(num_updates)
+        has_collected = sum(expected) < sum(len(buffer) for buffer in run.steps.buffers)
+        assert has_collected is not bool(num_updates)
 
 
 # ------------------------------------------------------------------------ runs
 
 
-def test_a_run_tells_what_it_has_read(file, tmp_path):
+def test_a_run_reports_the_recorded_episodes(file, tmp_path):
     view = Quiet()
     result = efficientzero.train(alone(file), tmp_path / "run", view=view)
     assert (result.reason, result.update, result.env_step) == ("finished", 9, None)
-    told = "6 episodes of 180 steps from "
-    assert any(told in line and "mean return 30 (30 to 30)" in line for line in view.said)
+    message = "6 episodes of 180 steps from "
+    assert any(message in line and "mean return 30 (30 to 30)" in line for line in view.messages)
     (start,) = rows(tmp_path / "run", "start")
     assert start["recorded"]["steps"] == 180 and start["recorded"]["mean_return"] == 30.0
     evaluations = rows(tmp_path / "run", "evaluate")
@@ -192,7 +197,7 @@ def test_a_run_tells_what_it_has_read(file, tmp_path):
 
 
 RUNS = {
-    "plays on": lambda file: learning_from(short(88), file),
+    "collects": lambda file: learning_from(short(88), file),
     "alone": alone,
     "on disk": lambda file: alone(file, replay__on_disk=True),
 }
@@ -200,9 +205,9 @@ RUNS = {
 
 @pytest.mark.parametrize(
     ("name", "at"),
-    [pytest.param("plays on", 5, marks=pytest.mark.slow), ("alone", 5), ("on disk", 6)],
+    [pytest.param("collects", 5, marks=pytest.mark.slow), ("alone", 5), ("on disk", 6)],
 )
-def test_a_run_that_is_stopped_goes_on_without_the_files(name, at, tmp_path):
+def test_a_stopped_run_is_resumed_without_the_files(name, at, tmp_path):
     path = tmp_path / "recorded.jsonl"
     config = RUNS[name](write(path))
     efficientzero.train(config, tmp_path / "straight", view=Quiet())
@@ -210,20 +215,24 @@ def test_a_run_that_is_stopped_goes_on_without_the_files(name, at, tmp_path):
     assert (stopped.reason, stopped.update) == ("stopped", at)
     path.unlink()
     assert efficientzero.resume(tmp_path / "run", view=Quiet()).reason == "finished"
-    (one, parts), (other, others) = (last_state(tmp_path / name) for name in ("straight", "run"))
-    assert one.update == other.update and all(same(parts[part], others[part]) for part in parts)
+    (expected_checkpoint, parts), (checkpoint, found) = (
+        last_state(tmp_path / name) for name in ("straight", "run")
+    )
+    assert expected_checkpoint.update == checkpoint.update and all(
+        same(parts[part], found[part]) for part in parts
+    )
     assert rows(tmp_path / "straight", "evaluate") == rows(tmp_path / "run", "evaluate")
 
 
-def test_a_run_from_files_alone_can_be_made_longer_and_not_into_one_that_plays(file, tmp_path):
+def test_a_run_from_files_can_be_made_longer_but_not_start_collecting(file, tmp_path):
     config, folder = alone(file), tmp_path / "run"
     efficientzero.train(config, folder, view=Quiet())
     longer = with_all(config, collect__extra_updates=3)
     assert efficientzero.resume(folder, config=longer, view=Quiet()).update == 12
-    words = "data.num_updates cannot be changed: .* started with other values"
-    with pytest.raises(RunError, match=words):
-        plays = with_all(longer, data__num_updates=0)
-        efficientzero.resume(folder, config=plays, view=Quiet())
+    message = "data.num_updates cannot be changed: .* started with other values"
+    with pytest.raises(RunError, match=message):
+        collecting = with_all(longer, data__num_updates=0)
+        efficientzero.resume(folder, config=collecting, view=Quiet())
 
 
 def renamed(config, path):
@@ -233,7 +242,7 @@ def renamed(config, path):
     return with_all(config, data__files=(str(other),), data__columns=("act=action",))
 
 
-ACTS = {  # of each setting: how it is changed, and what differs first
+EFFECTS = {  # for each setting: its change, and the first event that differs
     "data.files": (lambda c, p: with_all(c, data__files=c.data.files * 2), "drawn"),
     "data.columns": (renamed, None),
     "data.num_updates": (lambda c, p: with_all(c, data__num_updates=10), "drawn"),
@@ -241,17 +250,17 @@ ACTS = {  # of each setting: how it is changed, and what differs first
 }
 
 
-@pytest.mark.parametrize("name", ACTS)
-def test_a_setting_acts_where_it_should(name, tmp_path):
-    change, kind = ACTS[name]
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_setting_takes_effect_at_the_right_event(name, tmp_path):
+    change, kind = EFFECTS[name]
     path = tmp_path / "recorded.jsonl"
     config = alone(write(path))
-    plain = timeline(config, tmp_path / "plain")
-    again = timeline(change(config, path), tmp_path / "changed")
-    assert first_difference(plain, again) == kind
+    unchanged = timeline(config, tmp_path / "plain")
+    other = timeline(change(config, path), tmp_path / "changed")
+    assert first_difference(unchanged, other) == kind
 
 
-def test_what_files_lack_is_completed_where_that_is_said(tmp_path):
+def test_missing_flags_are_completed_if_the_setting_allows(tmp_path):
     path = write(tmp_path / "a.jsonl", truncated=[False] * T, terminated=None)
     config = with_all(learning_from(short(88), path))
     with experiment(with_all(config, data__complete=True), tmp_path / "run") as run:
@@ -265,22 +274,22 @@ def test_what_files_lack_is_completed_where_that_is_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_wherever_it_runs_it_is_the_same_run(file, tmp_path):
+def test_a_run_is_the_same_in_any_layout(file, tmp_path):
     base = with_all(SHARDS, replay__capacity=400, reanalyzers__ahead=3)
-    for config, there in (
-        (alone(file, run=base), on("process", reanalyzers=2, evaluators=1)),
-        (learning_from(base, file), on(reanalyzers=1)),
-        (alone(file, run=MEMBERS, reanalyzers__ahead=3), on(reanalyzers=1)),
+    for config, workers in (
+        (alone(file, run=base), layout("process", reanalyzers=2, evaluators=1)),
+        (learning_from(base, file), layout(reanalyzers=1)),
+        (alone(file, run=MEMBERS, reanalyzers__ahead=3), layout(reanalyzers=1)),
     ):
         name = f"{config.is_offline}{config.population.size}"
-        straight = trained(config, tmp_path / name)
-        assert trained(config, tmp_path / f"{name}-there", **there) == straight
+        expected = trained(config, tmp_path / name)
+        assert trained(config, tmp_path / f"{name}-workers", **workers) == expected
 
 
-# ------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------ refusals
 
 PARTS = {"a": [0.0] * (T + 1), "b": [0.0] * (T + 1)}
-WRONG = [  # columns of the file, settings, and the words of the error
+WRONG = [  # columns of the file, settings, and the error message
     ({"obs": [[0.0] * 3] * (T + 1)}, {}, r"episode 0: 'obs' has rows of shape \[3\], .* \[4\]"),
     ({"action": [0, 2] * (T // 2)}, {}, "actions are from 0 to 2, but .* has 2, from 0 to 1"),
     ({"action": [0.5] * T}, {}, "'action' has dtype torch.float32, but .* has torch.int"),
@@ -292,61 +301,67 @@ WRONG = [  # columns of the file, settings, and the words of the error
 ]
 
 
-@pytest.mark.parametrize(("columns", "settings", "words"), WRONG)
-def test_files_that_do_not_fit_are_refused_and_leave_no_folder(columns, settings, words, tmp_path):
+@pytest.mark.parametrize(("columns", "settings", "message"), WRONG)
+def test_files_that_do_not_fit_are_refused_and_leave_no_folder(
+    columns, settings, message, tmp_path
+):
     path = write(tmp_path / "recorded.jsonl", **columns)
     for on_disk in (False, True):
         config = alone(path, replay__on_disk=on_disk, **settings)
-        with pytest.raises((RunError, MalformedDataError), match=words):
+        with pytest.raises((RunError, MalformedDataError), match=message):
             efficientzero.train(config, tmp_path / "run", view=Quiet())
         assert not (tmp_path / "run").exists()
 
 
-def test_files_that_are_not_there_or_empty_are_refused(file, tmp_path):
+def test_missing_and_empty_files_are_refused(file, tmp_path):
     (tmp_path / "empty.jsonl").touch()
-    for name, words in (
+    for name, message in (
         ("empty.jsonl", "empty.jsonl: line 1: the file is empty$"),
         ("none.jsonl", "there is no file or folder .*none.jsonl"),
     ):
-        with pytest.raises((RunError, MalformedDataError), match=words):
+        with pytest.raises((RunError, MalformedDataError), match=message):
             efficientzero.train(alone(file, str(tmp_path / name)), tmp_path / "run")
 
 
 def test_actions_that_are_out_of_bounds_or_illegal_are_refused():
     obs, mask = torch.zeros(2, 4, 5, 3, dtype=torch.uint8), torch.eye(3, dtype=torch.bool)[:2]
-    beyond = one(torch.zeros(2, 2), torch.tensor([[0.5, 1.5]]))
-    for episode, spec, words in (
+    beyond = episode_of(torch.zeros(2, 2), torch.tensor([[0.5, 1.5]]))
+    for episode, spec, message in (
         (beyond, CONTINUOUS, r"are from \[0.5, 1.5\] to .* from \[-2.0, 0.0\] to \[2"),
-        (one(obs, torch.tensor([1]), action_mask=mask), IMAGES, "its 'action_mask' marks as"),
-        (one(obs, torch.tensor([1])), IMAGES, "no 'action_mask'.* NAME=action_mask"),
+        (
+            episode_of(obs, torch.tensor([1]), action_mask=mask),
+            IMAGES,
+            "its 'action_mask' marks as",
+        ),
+        (episode_of(obs, torch.tensor([1])), IMAGES, "no 'action_mask'.* NAME=action_mask"),
     ):
-        with pytest.raises(RunError, match=words):
-            recorded_steps(episode, PLAYED, spec, torch.Generator())
+        with pytest.raises(RunError, match=message):
+            recorded_steps(episode, BASE, spec, torch.Generator())
 
 
-# ------------------------------------------------------------------------ what is learnt
+# ------------------------------------------------------------------------ learning
 
 
-def test_from_files_alone_nobody_learns_what_was_played(file, tmp_path):
-    """Each policy that is learnt was searched by the target network of its update."""
+def test_policies_learned_from_files_are_searched_again(file, tmp_path):
+    """Each target policy was searched with the target network of its update."""
     diary = Diary(alone(file), tmp_path / "run")
     interval = diary.config.targets.target_interval
-    seen = [event[1] for event in diary.of("batch")]  # whose weights searched
-    assert seen == [update - update % interval for update in range(9)]
-    drawn = [windows["policy"][windows["valid_step"]] for windows in diary.windows]
-    assert (drawn[0].max(-1).values == 1.0).all()  # as it was played
+    versions = [event[1] for event in diary.of("batch")]  # updates of the searching weights
+    assert versions == [update - update % interval for update in range(9)]
+    drawn = [segments["policy"][segments["valid_step"]] for segments in diary.segments]
+    assert (drawn[0].max(-1).values == 1.0).all()  # the recorded actions
     for batch in diary.batches:
         policy = batch["target_policy"][batch["policy_mask"] > 0]
         counts = policy * diary.config.search.num_simulations
         torch.testing.assert_close(counts, counts.round())  # visits
         assert not (policy.max(-1).values == 1.0).all() and len(policy.unique(dim=0)) > 2
-        assert len(policy) > len(batch)  # behind the first step, too
-    # What was searched is in the replay from then on.
+        assert len(policy) > len(batch)  # also after the first step
+    # Searched policies are written back to the replay.
     assert all((policy.max(-1).values < 1.0).any() for policy in drawn[1:])
 
 
 def record(path, num_episodes, seed=0):
-    """Episodes of actions at random, as others would write them; the mean return."""
+    """Write episodes of random actions as another program would; the mean return."""
     draw, returns = torch.Generator().manual_seed(seed), []
     with closing(make_env(PRESETS["cartpole"].env, num_envs=1)) as env, open(path, "w") as file:
         for number in range(num_episodes):
@@ -365,8 +380,8 @@ def record(path, num_episodes, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_cartpole_is_learnt_from_files_alone(tmp_path):
-    """Much better than who played, at random: nothing there is worth imitating."""
+def test_cartpole_is_learned_from_files_alone(tmp_path):
+    """Much better than the recorded random policy: imitation alone would not do."""
     path = tmp_path / "recorded.jsonl"
     assert record(path, num_episodes=400) < 25
     config = alone(

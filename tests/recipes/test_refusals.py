@@ -1,4 +1,4 @@
-"""What no run can be made of is refused where its config is made."""
+"""Invalid configs are refused when they are created."""
 
 import math
 from dataclasses import fields, is_dataclass, replace
@@ -20,8 +20,16 @@ from raffia.recipes.efficientzero.config import CollectConfig, RecordedDataConfi
 from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig, ScriptsConfig, WordleConfig
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
-from tests.recipes.layouts import MEMBERS, PARTS, SHARDS, SMOKE, SPEAKERS, SPOKEN, WORDLE
-from tests.recipes.test_population_runs import POPULATION, RUN, SIZES, played
+from tests.recipes.layouts import (
+    ILQL_EVALUATED,
+    ILQL_MEMBERS,
+    MEMBERS,
+    PARTS,
+    SHARDS,
+    SMOKE,
+    WORDLE,
+)
+from tests.recipes.test_population_runs import POPULATION, RUN, SIZES, efficientzero_config
 from tests.recipes.test_settings import VECTOR, with_all
 
 PAIR = PopulationConfig(size=2)
@@ -29,12 +37,12 @@ ALONE = replace(  # from recorded episodes
     with_all(SMOKE, targets__reanalyze_ratio=1.0),
     data=RecordedDataConfig(files=("a.jsonl",), num_updates=5),
 )
-TALK = ILQL_PRESETS["ilql-smoke"]
+DIALOGUE = ILQL_PRESETS["ilql-smoke"]
 
 
 AUTO, CHATS = {"address": "auto"}, DialogueDataConfig(files=("a.jsonl",))
 NO_SCRIPTS = "expert fair random wrong stuck non_word"
-VALUES = [  # a class, and what it can't hold; of plain numbers see below
+VALUES = [  # a class, the error, and invalid settings; for plain numbers see below
     (OptimizerConfig, "name='adam' must be one of 'sgd', 'adamw'; did you", {"name": "adam"}),
     (LossConfig, "augmentation=.* must be one of 'shift'", {"augmentation": ("flip",)}),
     (AtariConfig, "size=80 must be one of 64, 84, 96", {"size": 80}),
@@ -64,16 +72,16 @@ PROCESS, MEMBERS_OF_2 = {"engine__name": "process"}, {"population": PAIR}
 ON_RAY = {"engine": EngineConfig(name="ray", address="auto")}
 CUDA = {kind: {f"{kind}__device": "cuda"} for kind in ("actors", "reanalyzers", "evaluators")}
 OFF = {"hyper": 0.0, "no_mutation": 0.0, "parameters": 0.0}
-CHANGES = [  # a run, and what it can't be together with
+CHANGES = [  # a run, the error, and settings that it can't be combined with
     (SMOKE, r"actors.num=3: set env.num_envs=6", {"actors__num": 3}),
     (SMOKE, r"without workers: set actors.num, .* evaluators.num or", PROCESS),
     (SMOKE, r"engine.spares=1 are idle proc", {"actors__num": 2, "engine__spares": 1}),
     *(
         row
-        for kind, there in CUDA.items()
+        for kind, settings_of_kind in CUDA.items()
         for row in (
-            (SMOKE, rf"{kind}.device=cuda has no effect without {kind}: set", there),
-            (SMOKE, rf"{kind}.gpus=0: set", {f"{kind}__num": 1, **there, **ON_RAY}),
+            (SMOKE, rf"{kind}.device=cuda has no effect without {kind}: set", settings_of_kind),
+            (SMOKE, rf"{kind}.gpus=0: set", {f"{kind}__num": 1, **settings_of_kind, **ON_RAY}),
         )
     ),
     (SMOKE, r"evaluators.* with population.size=2: a population evol",
@@ -86,9 +94,9 @@ CHANGES = [  # a run, and what it can't be together with
     (PARTS, r"batch_size=24 .* divided equally .* learners.num=5", {"learners__num": 5}),
     (PARTS, r"learners.num=2 .* with learners.state=sharded: .*Leave", TWO | SHARDED),
     *(
-        (run, rf"learners.num=2 .* with {words}: .*Leave one", TWO | change)
+        (run, rf"learners.num=2 .* with {message}: .*Leave one", TWO | change)
         for run in (PARTS, WORDLE)
-        for words, change in (
+        for message, change in (
             ("population.size=2", MEMBERS_OF_2), ("compile=True", {"compile": True})
         )
     ),
@@ -97,12 +105,12 @@ CHANGES = [  # a run, and what it can't be together with
      TWO | SHARDED | {"device": "cuda"}),
     (WORDLE, r"batch_size=6 .* divided equally .* learners.num=4", {"learners__num": 4}),
     (WORDLE, "use a batch_size that 4 divides", TWO | {"num_micro_batches": 2}),
-    (SPOKEN, "evaluators.* with population.size=2", MEMBERS_OF_2 | {"evaluators__num": 1}),
-    (SPOKEN, "without workers: set evaluators.num, .*population", PROCESS),
+    (ILQL_EVALUATED, "evaluators.* with population.size=2", MEMBERS_OF_2 | {"evaluators__num": 1}),
+    (ILQL_EVALUATED, "without workers: set evaluators.num, .*population", PROCESS),
     *(
-        (run, words, change)
-        for run in (MEMBERS, SPEAKERS)
-        for words, change in (
+        (run, message, change)
+        for run in (MEMBERS, ILQL_MEMBERS)
+        for message, change in (
             (r"size=4 .*workers=3: set population.size=6", {"population__workers": 3}),
             ("engine.name=process has no effect without workers: .* population", PROCESS),
             ("leave compile out", {"compile": True}),
@@ -125,20 +133,20 @@ CHANGES = [  # a run, and what it can't be together with
     (RUN, "nothing is played here", {"population__replay": "own"}),
     (RUN, "allow batch_size up to 12", {"num_micro_batches": 2, "batch_size": 8,
      "population": replace(POPULATION, **SIZES)}),
-    (played(), r"divided equally .*: set env\.num_envs=9", {"env__num_envs": 7}),
+    (efficientzero_config(), r"divided equally .*: set env\.num_envs=9", {"env__num_envs": 7}),
     *(
         (run, rf"\.{kind}=0\.5 .* set model\.evolvable_heads=True .*{kind}=0",
          {"population": PopulationConfig(size=2, **{kind: 0.5})})
-        for run, kind in ((TALK, "activation"), (PRESETS["smoke"], "architecture"))
+        for run, kind in ((DIALOGUE, "activation"), (PRESETS["smoke"], "architecture"))
     ),
-    (TALK, "this agent learns none: set decode.include_adv=False",
+    (DIALOGUE, "this agent learns none: set decode.include_adv=False",
      {"loss": ILQLLossConfig(v_weight=0, q_weight=0, cql_weight=0)}),
-    (TALK, "cannot be divided into num_micro_batches=3", {"num_micro_batches": 3}),
-    (TALK, r"lora.rank=4 needs an existing .* --model FOLDER", {"lora": LoRAConfig(rank=4)}),
+    (DIALOGUE, "cannot be divided into num_micro_batches=3", {"num_micro_batches": 3}),
+    (DIALOGUE, r"lora.rank=4 needs an existing .* --model FOLDER", {"lora": LoRAConfig(rank=4)}),
     (SMOKE, "without an LSTM .* set loss.lstm_horizon to 1", {"model__lstm_hidden_size": 0}),
     (SMOKE, "is not a multiple of 8: set it to 24",
      {"model__latent_norm": {"latent_norm": "SimNorm", "latent_state_dim": 20}}),
-    (TALK, "compile=True cannot be combined with dropout",
+    (DIALOGUE, "compile=True cannot be combined with dropout",
      {"model__trunk__dropout": 0.1, "compile": True}),
     (SMOKE, "seed=True must be a whole number", {"seed": True}),
     (SMOKE, r"seed=np.int64\(3\) must be a whole number; write 3", {"seed": np.int64(3)}),
@@ -150,20 +158,20 @@ CHANGES = [  # a run, and what it can't be together with
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "words", "settings"), VALUES)
-def test_values_that_can_not_be_are_refused(make, words, settings):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("make", "message", "settings"), VALUES)
+def test_invalid_values_are_refused(make, message, settings):
+    with pytest.raises(ValueError, match=message):
         make(**settings)
 
 
-@pytest.mark.parametrize(("config", "words", "changes"), CHANGES)
-def test_settings_that_do_not_go_together_are_refused(config, words, changes):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("config", "message", "changes"), CHANGES)
+def test_incompatible_settings_are_refused(config, message, changes):
+    with pytest.raises(ValueError, match=message):
         with_all(config, **changes)
 
 
 def every_field(config, rebuild=lambda changed: changed):
-    """Of each field: what makes the whole run again with another value, its name and value."""
+    """For each field: a function that remakes the run with another value, its name, its value."""
     for field in fields(config):
 
         def change(value, name=field.name):
@@ -179,9 +187,9 @@ BELOW_0 = ("seed", "data_seed", "split_seed", "token_reward", "beta", "dm_margin
 
 
 @pytest.mark.parametrize("presets", [PRESETS, ILQL_PRESETS])
-def test_every_field_refuses_what_no_setting_is_and_all_presets_can_be(presets):
-    """Of every config that a run holds, at any depth; numbers are not below 0, nor NaN."""
-    seen = 0
+def test_every_field_refuses_invalid_values_and_all_presets_are_valid(presets):
+    """For every nested config of a run; numbers are not below 0, nor NaN."""
+    num_checked = 0
     for rebuild, field, value in every_field(next(iter(presets.values()))):
         wrong = [object()]
         if type(value) in (int, float) and field not in BELOW_0:
@@ -192,15 +200,15 @@ def test_every_field_refuses_what_no_setting_is_and_all_presets_can_be(presets):
             with pytest.raises((ValueError, TypeError)) as caught:
                 rebuild(other)
             assert field in str(caught.value), field
-            seen += 1
-    assert seen > 100
+            num_checked += 1
+    assert num_checked > 100
     for run in presets.values():
         assert replace(run) == run
         assert isinstance(run, ILQLRun) or run.num_updates > 0
 
 
 @pytest.mark.parametrize("presets", [PRESETS, ILQL_PRESETS])
-def test_the_nearest_name_of_a_preset_is_told(presets):
+def test_the_error_for_an_unknown_preset_names_the_nearest(presets):
     name = list(presets)[1]
     with pytest.raises(KeyError, match=f"did you mean '{name}'"):
         presets[name[:-1]]

@@ -1,4 +1,4 @@
-"""The replay of a run: how it draws, and what its draws weigh."""
+"""The replay of a run: sampling and importance weights."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def run_with(**settings):
 
 
 def games(num, envs=1):
-    """Each of one step, so that all of them can be drawn."""
+    """Games of one step each, so that all of them can be drawn."""
     yes = torch.ones(num, envs, dtype=torch.bool)
     observation = torch.zeros(num, envs, 1)
     return TensorDict(
@@ -50,7 +50,7 @@ def test_weights_are_those_of_efficientzero(kind, case, monkeypatch):
     for member, buffer in enumerate(replays.buffers):
         buffer.update_priority(index[:, member], priority)
     chance, batch = priority ** case["alpha"], torch.tensor(case["batch"])
-    middle = ((chance.cumsum(0) - chance / 2) / chance.sum())[batch]  # draws just these
+    middle = ((chance.cumsum(0) - chance / 2) / chance.sum())[batch]  # draws exactly these
     monkeypatch.setattr(torch, "rand", lambda n, **options: middle.clone())
     drawn = replays.replay.sample(len(batch))
     expected = torch.tensor(case["weights_of_the_batch"]).expand(drawn.batch_size)

@@ -1,4 +1,4 @@
-"""Runs that are stopped, broken off or killed go on as if nothing had been: the same run."""
+"""Runs that are stopped, interrupted or killed are resumed as exactly the same run."""
 
 import json
 import os
@@ -21,9 +21,9 @@ from tests.recipes.test_population_runs import (
     POPULATION,
     RUN,
     SIZES,
-    played,
-    played_forms,
-    spoken_forms,
+    efficientzero_config,
+    efficientzero_forms,
+    ilql_forms,
 )
 from tests.train.kills import run_with_kills
 from tests.train.test_events import points
@@ -31,28 +31,30 @@ from tests.train.test_events import points
 
 def scalars(folder):
     (path,) = folder.glob("events.out.tfevents.*")
-    told = [(*name.split("/"), step, value) for name, step, value, _ in points(path)]
-    return [row for row in told if row[0] not in ("start", "resume") and not of_time(row[1])]
+    scalars_of_rows = [(*name.split("/"), step, value) for name, step, value, _ in points(path)]
+    return [
+        row for row in scalars_of_rows if row[0] not in ("start", "resume") and not of_time(row[1])
+    ]
 
 
-def assert_same_run(straight, other, *kinds):
-    """All that is saved and written down; of rows those of these kinds, if any are named."""
-    (left, one), (right, two) = last_state(straight), last_state(other)
-    assert left.update == right.update and one.keys() == two.keys()
-    assert left.extras.get("data") == right.extras.get("data")
-    for part in one:
-        assert same(one[part], two[part]), part
-    assert rows(straight, *kinds) == rows(other, *kinds)
+def assert_same_run(expected, other, *kinds):
+    """Compare checkpoints, rows (of these kinds, if given) and files of two runs."""
+    (first, first_parts), (second, second_parts) = last_state(expected), last_state(other)
+    assert first.update == second.update and first_parts.keys() == second_parts.keys()
+    assert first.extras.get("data") == second.extras.get("data")
+    for part in first_parts:
+        assert same(first_parts[part], second_parts[part]), part
+    assert rows(expected, *kinds) == rows(other, *kinds)
     updates = [row["update"] for row in rows(other, "train")]
     assert updates == sorted(set(updates))  # neither doubled nor missing
-    assert kinds or scalars(straight) == scalars(other)
-    said = []
-    assert Checkpoints(other / "checkpoints").newest(said.append) and said == []
-    for path in [*straight.glob("trees/*"), *straight.glob("dialogues/*")]:
+    assert kinds or scalars(expected) == scalars(other)
+    warnings = []
+    assert Checkpoints(other / "checkpoints").newest(warnings.append) and warnings == []
+    for path in [*expected.glob("trees/*"), *expected.glob("dialogues/*")]:
         assert path.read_bytes() == (other / path.parent.name / path.name).read_bytes()
 
 
-def plain(num_env_steps, every_updates):
+def collecting(num_env_steps, every_updates):
     """Priorities, reanalyze, a stack of frames, evaluations."""
     return with_all(
         short(num_env_steps),
@@ -76,21 +78,21 @@ def sizes(run):
     return with_all(run, population=replace(run.population, **SIZES))
 
 
-MAKE = {
-    "plays": short,
-    "plays twelve": twelve,
-    "plays in members": played,
-    "plays in members with replays": lambda: played(replay="own"),
-    "plays in members of sizes with replays": lambda: with_all(
-        sizes(played(replay="own")), replay__batch_size=8
+CONFIGS = {
+    "efficientzero": short,
+    "efficientzero twelve": twelve,
+    "efficientzero in members": efficientzero_config,
+    "efficientzero in members with replays": lambda: efficientzero_config(replay="own"),
+    "efficientzero in members of sizes with replays": lambda: with_all(
+        sizes(efficientzero_config(replay="own")), replay__batch_size=8
     ),
-    "plays in members of forms": played_forms,
-    "speaks": brief,
-    "speaks in members": lambda: RUN,
-    "speaks in members of sizes": lambda: replace(
+    "efficientzero in members of forms": efficientzero_forms,
+    "ilql": brief,
+    "ilql in members": lambda: RUN,
+    "ilql in members of sizes": lambda: replace(
         RUN, population=replace(POPULATION, **SIZES), batch_size=8
     ),
-    "speaks in members of forms of trunks": lambda: spoken_forms(target="trunk"),
+    "ilql in members of forms of trunks": lambda: ilql_forms(target="trunk"),
 }
 
 
@@ -103,45 +105,45 @@ def train(config, folder, **options):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The folders of runs that nothing happened to, each played once."""
+def uninterrupted(tmp_path_factory):
+    """Folders of uninterrupted runs; each run is made once."""
     found = {}
 
     def find(name):
         if name not in found:
-            found[name] = tmp_path_factory.mktemp("straight") / "run"
-            assert train(MAKE[name](), found[name]).reason == "finished"
+            found[name] = tmp_path_factory.mktemp("uninterrupted") / "run"
+            assert train(CONFIGS[name](), found[name]).reason == "finished"
         return found[name]
 
     return find
 
 
 STOPS = [  # after which updates it is stopped
-    ("plays", [1, 6, 7, 20, 29]),
-    ("plays in members", [9, 14]),
-    ("plays in members with replays", [14]),
-    ("plays in members of sizes with replays", [9]),
-    ("plays in members of forms", [14]),
-    ("speaks", [1, 4, 5, 11]),
-    ("speaks in members", [6, 8]),
-    ("speaks in members of sizes", [6]),
-    ("speaks in members of forms of trunks", [7]),
+    ("efficientzero", [1, 6, 7, 20, 29]),
+    ("efficientzero in members", [9, 14]),
+    ("efficientzero in members with replays", [14]),
+    ("efficientzero in members of sizes with replays", [9]),
+    ("efficientzero in members of forms", [14]),
+    ("ilql", [1, 4, 5, 11]),
+    ("ilql in members", [6, 8]),
+    ("ilql in members of sizes", [6]),
+    ("ilql in members of forms of trunks", [7]),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "stops"),
-    [pytest.param(*row, marks=() if row[0] == "speaks" else pytest.mark.slow) for row in STOPS],
+    [pytest.param(*row, marks=() if row[0] == "ilql" else pytest.mark.slow) for row in STOPS],
 )
-def test_a_run_that_is_stopped_and_resumed_is_the_same_run(name, stops, straight, tmp_path):
-    config, folder = MAKE[name](), tmp_path / "run"
+def test_a_stopped_and_resumed_run_is_the_same_run(name, stops, uninterrupted, tmp_path):
+    config, folder = CONFIGS[name](), tmp_path / "run"
     functions = functions_of(config)
     result = functions.train(config, folder, view=Quiet({stops[0]: terminate}))
     assert (result.reason, result.update, result.signal) == ("stopped", stops[0], "SIGTERM")
     for update in stops[1:]:
         assert functions.resume(folder, view=Quiet({update: terminate})).update == update
     assert functions.resume(folder, view=Quiet()).reason == "finished"
-    assert_same_run(straight(name), folder, "evaluate", "episode", "generation")
+    assert_same_run(uninterrupted(name), folder, "evaluate", "episode", "generation")
     assert "members" not in name or rows(folder, "generation")
 
 
@@ -151,12 +153,12 @@ def die():
 
 @pytest.mark.parametrize(
     ("name", "every", "num_updates"),
-    [pytest.param("plays", 7, 30, marks=pytest.mark.slow), ("speaks", 5, 12)],
+    [pytest.param("efficientzero", 7, 30, marks=pytest.mark.slow), ("ilql", 5, 12)],
 )
-def test_a_run_that_dies_goes_on_at_its_last_checkpoint(
-    name, every, num_updates, straight, tmp_path
+def test_a_run_that_dies_resumes_from_its_last_checkpoint(
+    name, every, num_updates, uninterrupted, tmp_path
 ):
-    folder, draw, config = tmp_path / "run", random.Random(0), MAKE[name]()
+    folder, draw, config = tmp_path / "run", random.Random(0), CONFIGS[name]()
     functions, view = functions_of(config), Quiet()
     with pytest.raises(MemoryError):
         functions.train(config, folder, view=Quiet({draw.randint(every, num_updates): die}))
@@ -165,41 +167,41 @@ def test_a_run_that_dies_goes_on_at_its_last_checkpoint(
         with pytest.raises(MemoryError):
             functions.resume(folder, view=Quiet({draw.randint(first, num_updates): die}))
     assert functions.resume(folder, view=view).reason == "finished"
-    assert any("resuming after update" in line for line in view.said)
-    assert_same_run(straight(name), folder)
+    assert any("resuming after update" in line for line in view.messages)
+    assert_same_run(uninterrupted(name), folder)
 
 
 @pytest.mark.slow
-def test_a_resume_is_exact_where_steps_are_recorded(straight, tmp_path, monkeypatch):
-    """Which begins after more steps in the one than in the other."""
-    made, folder = [], tmp_path / "run"
+def test_a_resume_is_exact_with_traced_updates(uninterrupted, tmp_path, monkeypatch):
+    """Tracing starts at other steps in the resumed run."""
+    traces, folder = [], tmp_path / "run"
 
-    def soon(function):
-        made.append(Traced(function, after=2))
-        return made[-1]
+    def trace_soon(function):
+        traces.append(Traced(function, after=2))
+        return traces[-1]
 
-    monkeypatch.setattr("raffia.evolution.population.Traced", soon)
-    efficientzero.train(played(), folder, view=Quiet({14: terminate}))
+    monkeypatch.setattr("raffia.evolution.population.Traced", trace_soon)
+    efficientzero.train(efficientzero_config(), folder, view=Quiet({14: terminate}))
     efficientzero.resume(folder, view=Quiet())
-    assert [traced.num_recorded for traced in made] == [1, 1]
-    assert_same_run(straight("plays in members"), folder, "generation")
+    assert [traced.num_recorded for traced in traces] == [1, 1]
+    assert_same_run(uninterrupted("efficientzero in members"), folder, "generation")
 
 
-# ------------------------------------------------------------------------ at moments of chance
+# ------------------------------------------------------------------------ at random moments
 
 
 def in_workers(*size):
-    return with_all(plain(*size), env__num_workers=2)
+    return with_all(collecting(*size), env__num_workers=2)
 
 
 def on_disk(*size):
-    """A ring that comes round more than once."""
-    return with_all(plain(*size), replay__on_disk=True, replay__capacity=60)
+    """A ring buffer that is overwritten more than once."""
+    return with_all(collecting(*size), replay__on_disk=True, replay__capacity=60)
 
 
 def of_two_players(*size):
     return with_all(
-        plain(*size),
+        collecting(*size),
         env=replace(PRESETS["tictactoe"].env, num_envs=4),
         targets__discount=1.0,
         targets__n_step=9,
@@ -212,13 +214,13 @@ def of_two_players(*size):
 def with_sampled_actions(*size):
     swing = PRESETS["pendulum"]
     return with_all(
-        plain(*size),
+        collecting(*size),
         env=replace(swing.env, num_envs=4, frame_stack=2),
         search=replace(swing.search, num_simulations=4, num_sampled_actions=5),
     )
 
 
-def that_speaks(num_updates, every_updates):
+def on_dialogues(num_updates, every_updates):
     return with_all(
         brief(num_updates=num_updates),
         checkpoint__every_updates=every_updates,
@@ -236,18 +238,18 @@ def newest_update(checkpoints):
 @pytest.mark.parametrize(
     ("make", "size", "every_updates", "num_kills", "at_work_seconds"),
     [
-        (plain, 240, 1, 6, 0.1),  # about every other kill is in the middle of a save
+        (collecting, 240, 1, 6, 0.1),  # about every other kill is in the middle of a save
         (in_workers, 120, 2, 2, 0.1),
         (on_disk, 120, 2, 3, 0.1),
         (of_two_players, 120, 2, 2, 0.1),
         (with_sampled_actions, 120, 2, 2, 0.1),
-        (that_speaks, 120, 2, 3, 0.4),
+        (on_dialogues, 120, 2, 3, 0.4),
     ],
 )
 def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seconds, tmp_path):
-    """Killed and resumed by the command line; whatever counts as a checkpoint is whole."""
+    """Killed and resumed by the command line; all available checkpoints are complete."""
     config, folder = make(size, every_updates), tmp_path / "killed"
-    train(config, tmp_path / "straight")
+    train(config, tmp_path / "uninterrupted")
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps(to_json(config)))
     name = "efficientzero" if functions_of(config) is efficientzero else "ilql"
@@ -255,10 +257,10 @@ def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seco
     def can_resume():
         if not (folder / "config.json").exists():
             return False
-        said, log = [], ReplayLog(folder / "replay")
+        warnings, log = [], ReplayLog(folder / "replay")
         check = {"check": log.check} if name == "efficientzero" else {}
-        Checkpoints(folder / "checkpoints").newest(said.append, **check)
-        assert said == []
+        Checkpoints(folder / "checkpoints").newest(warnings.append, **check)
+        assert warnings == []
         return True
 
     report = run_with_kills(
@@ -274,14 +276,14 @@ def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seco
     )
     assert len(report.kills) == num_kills, "the run ended before: make it longer"
     assert report.num_at_work >= num_kills // 2
-    assert_same_run(tmp_path / "straight", folder)
+    assert_same_run(tmp_path / "uninterrupted", folder)
 
 
-# ---------------------------------------------------------------- at moments that are chosen
+# -------------------------------------------------------------------- at chosen moments
 
 
 def stopping_in_evaluation(patch, number):
-    """SIGTERM comes while this evaluation of either agent, counted from 1, is going on."""
+    """Send SIGTERM during this evaluation of either agent, counted from 1."""
     calls = []
 
     def stopping(play):
@@ -300,27 +302,25 @@ def stopping_in_evaluation(patch, number):
 
 @pytest.mark.parametrize(
     ("name", "number", "update"),
-    [("plays twelve", 1, 3), ("plays twelve", 2, 12), ("speaks", 3, 8)],
+    [("efficientzero twelve", 1, 3), ("efficientzero twelve", 2, 12), ("ilql", 3, 8)],
 )
-def test_an_evaluation_that_is_broken_off_is_made_up_for(
-    name, number, update, straight, tmp_path, monkeypatch
+def test_an_interrupted_evaluation_is_made_after_the_resume(
+    name, number, update, uninterrupted, tmp_path, monkeypatch
 ):
-    """Of speaking the third is the first decoding after update 8."""
-    folder, config = tmp_path / "run", MAKE[name]()
+    """In ILQL the third is the first decoding after update 8."""
+    folder, config = tmp_path / "run", CONFIGS[name]()
     with monkeypatch.context() as patch:
         stopping_in_evaluation(patch, number)
         result = train(config, folder)
     assert (result.reason, result.update, result.signal) == ("stopped", update, "SIGTERM")
     assert all(row["update"] < update for row in rows(folder, "evaluate"))
     assert functions_of(config).resume(folder, view=Quiet()).reason == "finished"
-    assert_same_run(straight(name), folder, "train", "episode", "evaluate")
-    best = [Checkpoints(run / "checkpoints").best() for run in (straight(name), folder)]
+    assert_same_run(uninterrupted(name), folder, "train", "episode", "evaluate")
+    best = [Checkpoints(run / "checkpoints").best() for run in (uninterrupted(name), folder)]
     assert best[0].update == best[1].update and best[0].score == best[1].score
 
 
-def test_a_target_that_the_evaluation_broken_off_reaches_ends_the_resumed_run(
-    tmp_path, monkeypatch
-):
+def test_a_target_reached_by_the_interrupted_evaluation_ends_the_resumed_run(tmp_path, monkeypatch):
     config = with_all(twelve(), evaluate__target_return=1.0)
     with monkeypatch.context() as patch:
         stopping_in_evaluation(patch, 1)
@@ -338,13 +338,13 @@ def test_a_target_that_the_evaluation_broken_off_reaches_ends_the_resumed_run(
     ],
 )
 def test_a_run_ends_at_its_target(config, update, tmp_path):
-    """Which may be reached at its end."""
+    """Also if it is reached at the end of the run."""
     result = train(config, tmp_path / "run")
     assert (result.reason, result.update) == ("target", update)
     assert rows(tmp_path / "run")[-1]["reason"] == "target"
 
 
-def test_a_run_that_dies_at_its_last_save_has_not_ended(straight, tmp_path, monkeypatch):
+def test_a_run_that_dies_at_its_last_save_is_not_finished(uninterrupted, tmp_path, monkeypatch):
     save, folder = Checkpoints.save, tmp_path / "run"
 
     def dies(self, update, *args, **kwargs):
@@ -358,7 +358,7 @@ def test_a_run_that_dies_at_its_last_save_has_not_ended(straight, tmp_path, monk
             train(twelve(), folder)
     assert rows(folder)[-1]["kind"] != "end"
     assert efficientzero.resume(folder, view=Quiet()).reason == "finished"
-    assert_same_run(straight("plays twelve"), folder)
+    assert_same_run(uninterrupted("efficientzero twelve"), folder)
 
 
 def test_evaluations_may_become_rarer_or_more_frequent(tmp_path):
@@ -369,6 +369,6 @@ def test_evaluations_may_become_rarer_or_more_frequent(tmp_path):
     rare = with_all(config, evaluate__every_env_steps=40)
     efficientzero.resume(folder, config=rare, view=Quiet())
     assert [row["env_step"] for row in rows(folder, "evaluate")] == [
-        *(52, 60, 64, 68),  # at 72 it was broken off, and is not due any more
+        *(52, 60, 64, 68),  # the one at 72 was interrupted, and is not due any more
         *(80, 88),
     ]

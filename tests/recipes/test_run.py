@@ -1,4 +1,4 @@
-"""Whole short runs of EfficientZero: what they leave, refuse and survive."""
+"""Short runs of EfficientZero: files, refusals and failures."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def state_of(folder):
     return last_state(folder)[1]["state"]
 
 
-def test_a_run_leaves_what_is_needed_to_go_on_and_to_look_at(finished):
+def test_a_run_writes_its_files(finished):
     names = {path.name.split(".raffia")[0] for path in finished.iterdir()}
     assert {"config.json", "metrics.jsonl", "checkpoints", "trees"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
@@ -46,21 +46,21 @@ def test_a_run_leaves_what_is_needed_to_go_on_and_to_look_at(finished):
     assert read_run(finished) == short()
     assert rows(finished, "start") and rows(finished)[-1]["kind"] == "end"
     assert len(rows(finished, "evaluate")) == 4  # each 50 steps, and at the end
-    told = rows(finished, "train")[-1]
+    metrics = rows(finished, "train")[-1]
     for name in ("loss", "policy_loss", "grad_norm", "learning_rate"):
-        assert isinstance(told[name], float), name
+        assert isinstance(metrics[name], float), name
     assert "updates_per_second" in (finished / "metrics.jsonl").read_text()
     assert list((finished / "trees").glob("*.svg"))
 
 
-def test_a_checkpoint_has_the_score_of_its_own_update_or_none(finished):
+def test_a_checkpoint_has_the_score_of_its_update_or_none(finished):
     found = {one.update: one.score for one in Checkpoints(finished / "checkpoints").available()}
     evaluated = {row["update"]: row["mean_return"] for row in rows(finished, "evaluate")}
     assert found == {update: evaluated.get(update) for update in found}
     assert None in found.values() and set(found.values()) - {None}
 
 
-def test_the_last_checkpoint_knows_the_last_evaluation(tmp_path):
+def test_the_last_checkpoint_has_the_last_evaluation(tmp_path):
     # Its last update, the 30th, is saved before the run is evaluated at its end.
     config = with_all(short(), checkpoint__every_updates=30, evaluate__every_env_steps=10**6)
     result = train(config, tmp_path / "run", view=Quiet())
@@ -82,7 +82,7 @@ def test_an_agent_acts_is_evaluated_and_shows_its_tree(finished):
 # ------------------------------------------------------------------------------------- refusals
 
 
-BY_CONFIG = [  # settings of a new run, the error, and what is said
+BY_CONFIG = [  # settings of a new run, the error, and its message
     ({"env__id": "CartPol-v1"}, ValueError, "CartPole-v1"),
     ({"device": "gpu"}, RunError, "device='gpu' cannot be used"),
     ({"env__id": "connect4", "env__frame_stack": 1, "evaluate__opponent": "perfect"},
@@ -90,7 +90,7 @@ BY_CONFIG = [  # settings of a new run, the error, and what is said
     ({"env__id": "probe/value", "env__frame_stack": 1, "evaluate__record": "gif"},
      ValueError, "no picture to record"),
 ]  # fmt: skip
-BY_FOLDER = [  # a call with a folder and a finished run, the error, and what is said
+BY_FOLDER = [  # a call with a folder and a finished run, the error, and its message
     (lambda folder, _: resume(folder / "nothing", view=Quiet()), RunError, "is not a run fol"),
     (lambda folder, _: train(short(), folder), RunError, "exists and is not a run folder"),
     (lambda _, run: train(short(), run), RunError, "already holds a run: resume it with `raff"),
@@ -99,27 +99,27 @@ BY_FOLDER = [  # a call with a folder and a finished run, the error, and what is
 ]
 
 
-def test_what_can_not_be_is_said_at_once_and_leaves_no_folder(finished, tmp_path):
-    for changes, error, words in BY_CONFIG:
-        with pytest.raises(error, match=words):
+def test_invalid_runs_are_refused_immediately_and_leave_no_folder(finished, tmp_path):
+    for changes, error, message in BY_CONFIG:
+        with pytest.raises(error, match=message):
             config = with_all(short(), model__flatten=True, **changes)
             train(config, tmp_path / "run", view=Quiet())
-        assert not (tmp_path / "run").exists(), words
+        assert not (tmp_path / "run").exists(), message
     (tmp_path / "text").touch()
-    for call, error, words in BY_FOLDER:
-        with pytest.raises(error, match=words):
+    for call, error, message in BY_FOLDER:
+        with pytest.raises(error, match=message):
             call(tmp_path, finished)
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
-def test_a_run_that_can_not_go_on_with_another_config_keeps_its_own(finished, tmp_path):
+def test_a_refused_config_does_not_change_the_run(finished, tmp_path):
     run, longer = tmp_path / "run", short(num_env_steps=180)
     shutil.copytree(finished, run)
     for name, value in [
         ("model.latent_state_dim", 48), ("optimizer.name", "sgd"), ("env.num_envs", 5)
     ]:  # fmt: skip
-        words = f"^{name.partition('.')[0]}.*was started with other values"
-        with pytest.raises(RunError, match=words):
+        message = f"^{name.partition('.')[0]}.*was started with other values"
+        with pytest.raises(RunError, match=message):
             resume(run, config=changed(longer, name, value), view=Quiet())
         assert read_run(run) == short()
     result = resume(run, config=longer, view=Quiet())
@@ -128,7 +128,7 @@ def test_a_run_that_can_not_go_on_with_another_config_keeps_its_own(finished, tm
 
 
 @pytest.mark.parametrize("lost", ["checkpoints/*/state*", "replay/rows-*"])
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(lost, finished, tmp_path):
+def test_a_run_with_damaged_checkpoints_is_not_restarted(lost, finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     for path in folder.glob(lost):
@@ -140,7 +140,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(lost, finishe
 
 
 def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
-    """Its settings had other names, and so had what the caller gave."""
+    """Settings and the record of custom environments had other names."""
     result = train(short(), tmp_path / "run", view=Quiet({6: terminate}))
     assert result.reason == "stopped"
     path = tmp_path / "run" / "config.json"
@@ -163,16 +163,16 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
         resume(tmp_path / "run", view=Quiet())
 
 
-# ------------------------------------------------------------- environments that come to grief
+# -------------------------------------------------------------- environments that fail
 
 
 class Breaks:
-    """Says NaN at one of its steps: in the observation, or as a reward."""
+    """Returns NaN at one of its steps: in the observation, or as the reward."""
 
     spec = EnvSpec(observation_shape=(2,), action=Discrete(2), name="breaks")
 
-    def __init__(self, place, at):
-        self.place, self.at, self.num_steps = place, at, 0
+    def __init__(self, entry, nan_step):
+        self.entry, self.nan_step, self.num_steps = entry, nan_step, 0
 
     def reset(self, seed):
         self.time = 0
@@ -180,10 +180,10 @@ class Breaks:
 
     def step(self, action):
         self.time, self.num_steps = self.time + 1, self.num_steps + 1
-        number = float("nan") if self.num_steps == self.at else 0.5
+        number = float("nan") if self.num_steps == self.nan_step else 0.5
         return TensorDict(
-            observation=torch.tensor([0.0, number if self.place == "observation" else 0.5]),
-            reward=torch.tensor(number if self.place == "reward" else 1.0),
+            observation=torch.tensor([0.0, number if self.entry == "observation" else 0.5]),
+            reward=torch.tensor(number if self.entry == "reward" else 1.0),
             terminated=torch.tensor(self.time == 7),
             truncated=torch.tensor(False),
         )
@@ -195,27 +195,27 @@ class Breaks:
         pass
 
 
-def breaking(place, evaluation_place=None, batch=SerialBatch):
+def breaking(entry, evaluation_entry=None, batch=SerialBatch):
     def envs(config, *, evaluation=False, render=False, num_envs=None):
-        where = evaluation_place if evaluation and evaluation_place else place
-        at = 5 if evaluation else 12
-        return batch([Breaks(where, at) for _ in range(num_envs or config.num_envs)])
+        entry_of_batch = evaluation_entry if evaluation and evaluation_entry else entry
+        nan_step = 5 if evaluation else 12
+        return batch([Breaks(entry_of_batch, nan_step) for _ in range(num_envs or config.num_envs)])
 
     return envs
 
 
 @pytest.mark.parametrize(
-    ("envs", "words"),
+    ("envs", "message"),
     [
         (breaking("observation"), "batch observation: nan in rows 0, 1, 2, 3"),
         (breaking("nowhere", "reward"), "batch reward: nan in rows 0, 1"),
     ],
 )
-def test_nan_stops_the_run_with_its_place(envs, words, tmp_path):
-    """And once the environment is mended it is resumed."""
+def test_nan_of_an_environment_stops_the_run_and_is_named(envs, message, tmp_path):
+    """With a fixed environment the run is resumed."""
     config = with_all(short(), checkpoint__every_updates=1, collect__random_env_steps=24)
-    run, said = tmp_path / "run", []
-    with pytest.raises(NonFiniteError, match=words) as raised:
+    run, warnings = tmp_path / "run", []
+    with pytest.raises(NonFiniteError, match=message) as raised:
         train(config, run, view=Quiet(), make_env=envs)
     (dump,) = (run / "nan_dump").iterdir()
     assert str(dump) == raised.value.path and "The run failed after" in raised.value.__notes__[-1]
@@ -223,10 +223,10 @@ def test_nan_stops_the_run_with_its_place(envs, words, tmp_path):
     saved = TensorDict.load(dump / "batch.safetensors")
     names = [name for name in ("observation", "reward") if name in saved.keys()]
     assert any(saved[name].isnan().any() for name in names)
-    assert Checkpoints(run / "checkpoints").newest(said.append) and said == []
+    assert Checkpoints(run / "checkpoints").newest(warnings.append) and warnings == []
     longer = with_all(config, collect__num_env_steps=100)
-    mended = resume(run, config=longer, view=Quiet(), make_env=breaking("nowhere"))
-    assert (mended.reason, mended.env_step) == ("finished", 100)
+    resumed = resume(run, config=longer, view=Quiet(), make_env=breaking("nowhere"))
+    assert (resumed.reason, resumed.env_step) == ("finished", 100)
 
 
 def test_envs_are_closed_if_a_run_can_not_be_made(tmp_path):
@@ -243,19 +243,19 @@ def test_envs_are_closed_if_a_run_can_not_be_made(tmp_path):
     assert len(closed) == 1
 
 
-def test_a_run_in_envs_of_ones_own_is_not_resumed_in_others(tmp_path):
-    folder, own = tmp_path / "run", breaking("nowhere")
-    train(short(60), folder, view=Quiet(), make_env=own)  # env.id is of another environment
+def test_a_run_with_custom_envs_is_not_resumed_with_others(tmp_path):
+    folder, envs = tmp_path / "run", breaking("nowhere")
+    train(short(60), folder, view=Quiet(), make_env=envs)  # env.id is of another environment
     for call in (resume, load_agent, lambda run: evaluate(run, episodes=1)):
         with pytest.raises(RunError, match="started with custom make_env: pass the same"):
             call(folder)
-    assert resume(folder, config=short(80), view=Quiet(), make_env=own).env_step == 80
+    assert resume(folder, config=short(80), view=Quiet(), make_env=envs).env_step == 80
     with pytest.raises(RunError, match="custom make_env"):
         resume(folder)
-    assert load_agent(folder, make_env=own).spec.name == "breaks"
+    assert load_agent(folder, make_env=envs).spec.name == "breaks"
 
 
-def test_a_run_with_networks_of_ones_own_is_not_resumed_with_others(tmp_path):
+def test_a_run_with_custom_networks_is_not_resumed_with_others(tmp_path):
     config, spec = short(num_env_steps=60), EnvSpec(observation_shape=(4,), action=Discrete(2))
     larger = replace(config.model, latent_state_dim=48)
 
@@ -273,11 +273,11 @@ def test_a_run_with_networks_of_ones_own_is_not_resumed_with_others(tmp_path):
 # ---------------------------------------------------------------------------- disks and memory
 
 
-def test_a_full_disk_is_told_and_the_run_goes_on(finished, tmp_path, monkeypatch):
-    """It costs checkpoints, rows and pictures."""
+def test_a_full_disk_is_reported_and_the_run_continues(finished, tmp_path, monkeypatch):
+    """Checkpoints, rows and trees are lost."""
     save, write, failed, unwritten = Checkpoints.save, JsonLines.write, [], []
 
-    def sometimes(self, update, *args, **kwargs):
+    def failing_save(self, update, *args, **kwargs):
         if update in (14, 21):
             failed.append(update)
             raise CheckpointError("there", "was not saved: No space left on device", available=[])
@@ -292,24 +292,24 @@ def test_a_full_disk_is_told_and_the_run_goes_on(finished, tmp_path, monkeypatch
     def no_room(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Checkpoints, "save", sometimes)
+    monkeypatch.setattr(Checkpoints, "save", failing_save)
     monkeypatch.setattr(JsonLines, "write", full)
     monkeypatch.setattr(run_module, "save_tree", no_room)
     view, folder = Quiet(), tmp_path / "run"
     assert train(short(), folder, view=view).reason == "finished" and failed[0] == 14 and unwritten
-    assert any("No space left" in line for line in view.said)
-    assert any("tree of step 5" in line for line in view.said)
-    kept = [(row["kind"], row["update"]) for row in rows(folder)]
-    assert kept == [(row["kind"], row["update"]) for row in rows(finished)]
+    assert any("No space left" in line for line in view.messages)
+    assert any("tree of step 5" in line for line in view.messages)
+    found = [(row["kind"], row["update"]) for row in rows(folder)]
+    assert found == [(row["kind"], row["update"]) for row in rows(finished)]
     assert same(state_of(finished), state_of(folder))
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_a_run_says_where_its_products_depend_on_memory(tmp_path, monkeypatch, is_exact):
+def test_a_run_warns_if_its_matrix_products_are_inexact(tmp_path, monkeypatch, is_exact):
     monkeypatch.setattr(running, "request_exact_products", lambda: is_exact)
     view = Quiet()
     train(short(60), tmp_path / "run", view=view)
-    assert (running.INEXACT in view.said) is not is_exact
+    assert (running.INEXACT in view.messages) is not is_exact
     assert "MKL_CBWR=AUTO" in running.INEXACT
 
 
@@ -342,16 +342,16 @@ def fail(folder, every_updates, at=20 * 4):
     return caught.value
 
 
-def test_the_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
-    """Lists and reports show it, it tells what was saved, and a resume takes it back."""
+def test_an_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
+    """Lists and reports show it, its note names the checkpoint, and a resume clears it."""
     run = tmp_path / "run"
     text = "".join(traceback.format_exception(fail(run, every_updates=2)))
     assert "The run failed after update" in text
     assert f"`raffia resume {run}` continues from there" in text.splitlines()[-1]
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    error, where = row["error"].split("\n")
+    error, note = row["error"].split("\n")
     assert row["kind"] == "error" and error == "KeyError: 'no piece stands there'"
-    assert where.startswith("the run's environment ") and "since the reset with seed" in where
+    assert note.startswith("the run's environment ") and "since the reset with seed" in note
     assert summarise(run).state == read_report(run).state == "failed"
     assert row["update"] > 0 and row["env_step"] > 40
     assert main(["list", "runs", "--in", str(tmp_path)]) == 0
@@ -364,8 +364,8 @@ def test_the_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
     assert read_report(run).state == "finished" and not read_report(run).failure
 
 
-def test_a_run_whose_environment_raises_is_saved_after_its_last_update(tmp_path):
-    """In the midst of a rollout, of which nothing is kept."""
+def test_a_run_with_a_failing_environment_is_saved_after_its_last_update(tmp_path):
+    """The error comes within a rollout, which is dropped."""
     error = fail(tmp_path / "run", every_updates=1_000)
     update = rows(tmp_path / "run", "error")[-1]["update"]
     assert update > 5 and f"The last checkpoint is of update {update}:" in error.__notes__[-1]
@@ -375,11 +375,13 @@ def test_a_run_whose_environment_raises_is_saved_after_its_last_update(tmp_path)
     Raises.steps = -10_000
     train(config, tmp_path / "straight", make_env=env_factory(Raises), view=Quiet())
     assert rows(tmp_path / "run") == rows(tmp_path / "straight")
-    (one, tensors), (other, expected) = map(last_state, (tmp_path / "run", tmp_path / "straight"))
-    assert one.update == other.update
+    (found, tensors), (expected_checkpoint, expected) = map(
+        last_state, (tmp_path / "run", tmp_path / "straight")
+    )
+    assert found.update == expected_checkpoint.update
     assert all(same(tensors[name], expected[name]) for name in expected)
 
 
-def test_before_the_first_checkpoint_it_tells_so(tmp_path):
+def test_the_note_of_an_error_before_the_first_checkpoint(tmp_path):
     [_, note] = fail(tmp_path / "run", every_updates=1_000, at=20).__notes__
     assert "before its first checkpoint" in note and "starts it again" in note

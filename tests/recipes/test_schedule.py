@@ -1,4 +1,4 @@
-"""When a run does what: its diary beside one that a plain loop writes."""
+"""The schedule of a run: its recorded events against those of a plain loop."""
 
 import tempfile
 from pathlib import Path
@@ -23,7 +23,7 @@ GRADIENT_DESCENT = OptimizerConfig(
 
 
 def config_with(**changes) -> EfficientZeroRun:
-    """Plain gradient descent, whose rate shows in its steps, and everything early and often."""
+    """Plain gradient descent, whose rate shows in its steps, with early and frequent events."""
     base = tiny(
         optimizer=GRADIENT_DESCENT,
         targets=TargetConfig(n_step=3, target_interval=3, reanalyze_ratio=0.25),
@@ -43,8 +43,8 @@ def write(config, folder):
 
 
 @pytest.mark.slow
-def test_it_plays_on_until_something_can_be_drawn(tmp_path):
-    """By its ratio one step goes before the first update, and a segment needs more."""
+def test_a_run_collects_until_a_segment_can_be_drawn(tmp_path):
+    """By the ratio one step precedes the first update, but a segment needs more."""
     collect = {"random_env_steps": 0, "num_env_steps": 24, "updates_per_env_step": 1.0}
     diary = Diary(config_with(collect=collect), tmp_path / "run")
     kinds = [event[0] for event in diary.events]
@@ -53,7 +53,7 @@ def test_it_plays_on_until_something_can_be_drawn(tmp_path):
 
 
 CASES = {
-    "as it is": {},
+    "unchanged": {},
     "temperatures and rates change": {
         "search": {"temperatures": (1.0, 0.5, 0.0), "temperature_from": (0.0, 0.6, 0.8)},
         "optimizer": {"warmup_fraction": 0.5, "decay_updates": 3, "decay_rate": 0.5},
@@ -63,7 +63,7 @@ CASES = {
         "targets": {"target_interval": 5, "correct_horizon": False},
         "replay": {"beta": 0.0},
     },
-    "turns of three steps": {
+    "rollouts of three steps": {
         "collect": {"rollout_length": 3, "extra_updates": 13, "random_env_steps": 30},
         "evaluate": {"num_simulations": 5, "every_env_steps": 7},
         "targets": {"target_interval": 1, "horizon_fraction": 0.1},
@@ -79,19 +79,19 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_does_what_a_plain_loop_does(case, tmp_path):
-    diary, wanted = write(config_with(**CASES[case]), tmp_path / "run")
-    assert_same(diary.events, wanted)
+    diary, wanted_events = write(config_with(**CASES[case]), tmp_path / "run")
+    assert_same(diary.events, wanted_events)
 
 
 def test_weights_and_priorities_are_those_of_a_plain_dict(tmp_path):
-    """Each batch is weighed by what its own starts were given before, and by nothing else."""
+    """Weights of a batch depend on the priorities of its rows alone."""
     config = config_with(collect={"extra_updates": 12}, replay={"alpha": 0.8, "beta": 0.5})
     diary = Diary(config, tmp_path / "run")
-    wanted = torch.tensor(plain_weights(diary))
+    wanted_events = torch.tensor(plain_weights(diary))
     found = torch.stack([batch["weight"] for batch in diary.batches])
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
-    assert bool((found.amax(1) == 1).all())  # of each batch, whatever else the replay holds
-    assert found.min() < 0.9  # they say something
+    torch.testing.assert_close(found, wanted_events, rtol=1e-4, atol=1e-6)
+    assert bool((found.amax(1) == 1).all())  # in each batch, whatever else is in the replay
+    assert found.min() < 0.9  # weights differ
     drawn = torch.stack([batch["index"] for batch in diary.batches])
     assert all(len(row.unique()) == len(row) for row in drawn)  # without replacement
 
@@ -108,24 +108,24 @@ def test_priorities_are_the_distance_of_values_and_targets(tmp_path):
 
 
 @pytest.mark.slow
-def test_members_with_batches_of_their_own_length_weigh_them_by_their_own_largest(tmp_path):
+def test_members_with_other_batch_sizes_normalize_weights_by_their_own_maximum(tmp_path):
     members = {"size": 3, "ranges": ("batch_size=4..14",), "spread": 3.0, "hyper": 0.0}
     config = config_with(env={"num_envs": 3}, population=PopulationConfig(**members))
     diary = Diary(config, tmp_path / "run")
     sizes = [state["hyper", "batch_size"].tolist() for state in diary.states]
     assert len(set(sizes[0])) > 1
     shorter = 0
-    for taken, batch in zip(sizes, diary.batches, strict=True):
-        for size, weight in zip(taken, batch["weight"], strict=True):
+    for sizes_of_update, batch in zip(sizes, diary.batches, strict=True):
+        for size, weight in zip(sizes_of_update, batch["weight"], strict=True):
             assert weight[:size].max() == 1
             shorter += bool(weight.max() > 1)
-    assert shorter  # there were some whose largest is not the batch's
+    assert shorter  # some rows beyond a member's size have larger weights
 
 
 @st.composite
 def plans(draw):
-    """Settings of when, none of which depends on another."""
-    num_envs, turn = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    """Independent settings of the schedule."""
+    num_envs, rollout_length = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     first = draw(st.integers(30, 50))
     starts = sorted(draw(st.lists(st.floats(0, 1), max_size=2)))
     return {
@@ -139,7 +139,7 @@ def plans(draw):
             "num_env_steps": first + draw(st.integers(10, 40)),
             "updates_per_env_step": draw(st.floats(0.1, 0.6)),
             "extra_updates": draw(st.integers(0, 12)),
-            "rollout_length": turn,
+            "rollout_length": rollout_length,
         },
         "replay": {"alpha": draw(st.sampled_from([0.0, 0.6])), "beta": draw(st.floats(0, 1))},
         "optimizer": {
@@ -165,15 +165,15 @@ def plans(draw):
 @given(plans())
 def test_any_run_does_what_a_plain_loop_does(plan):
     with tempfile.TemporaryDirectory() as folder:
-        diary, wanted = write(config_with(**plan), Path(folder) / "run")
-    assert_same(diary.events, wanted)
+        diary, wanted_events = write(config_with(**plan), Path(folder) / "run")
+    assert_same(diary.events, wanted_events)
 
 
 @pytest.fixture(scope="module")
 def decaying(tmp_path_factory):
     config = config_with(optimizer={"decay_updates": 11, "decay_rate": 0.5})
-    diary, wanted = write(config, tmp_path_factory.mktemp("runs") / "decaying")
-    assert_same(diary.events, wanted)
+    diary, wanted_events = write(config, tmp_path_factory.mktemp("runs") / "decaying")
+    assert_same(diary.events, wanted_events)
     return config, diary, [row["mean_return"] for row in diary.rows("evaluate")]
 
 
@@ -188,13 +188,13 @@ def decaying(tmp_path_factory):
         {"evaluate": {"every_env_steps": 19}},
     ],
 )
-def test_the_plain_loop_tells_runs_apart(change, decaying):
+def test_the_plain_loop_notices_changed_settings(change, decaying):
     config, diary, returns = decaying
     with pytest.raises((AssertionError, RuntimeError, StopIteration)):
         assert_same(diary.events, expected(with_all(config, **change), [*returns, 0.0, 0.0]))
 
 
-# ----------------------------------------------------------------- what of a run can be chosen
+# ------------------------------------------------------------------- chosen settings
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyze(tm
     assert not any("project" in str(key) for key in plain.last["params"].keys(True))
     assert efficient.run.reanalyze_planner.num_simulations > 0
     assert plain.run.reanalyze_planner.num_simulations == 0 < plain.run.actor.num_simulations
-    rewards, prefixes = (played.batches[0]["target_value_prefix"] for played in (plain, efficient))
+    rewards, prefixes = (diary.batches[0]["target_value_prefix"] for diary in (plain, efficient))
     assert set(rewards.unique().tolist()) <= {0.0, 1.0}  # CartPole gives 1 at each step
     assert prefixes.max() == 5 and rewards[:, 0].equal(prefixes[:, 0])
     assert plain.batches[0]["frames"].shape[1] == 1 < efficient.batches[0]["frames"].shape[1]
@@ -213,21 +213,21 @@ def test_muzero_predicts_each_reward_and_has_neither_projection_nor_reanalyze(tm
 
 
 def test_gumbel_searches_give_completed_policies(tmp_path):
-    windows = Diary(gumbel(muzero(tiny())), tmp_path / "run").run.replay.sample(64)
-    policy = windows["policy"][windows["valid_step"]]
+    segments = Diary(gumbel(muzero(tiny())), tmp_path / "run").run.replay.sample(64)
+    policy = segments["policy"][segments["valid_step"]]
     searched = policy[policy[:, 0] != 0.5]  # the first steps were random ones
     torch.testing.assert_close(searched.sum(-1), torch.ones(len(searched)))
-    shares = searched * 4  # of visits there would be whole numbers
-    assert (shares - shares.round()).abs().max() > 0.01
+    counts = searched * 4  # visit counts would be whole numbers
+    assert (counts - counts.round()).abs().max() > 0.01
 
 
 def test_priorities_change_what_is_drawn(tmp_path):
-    played = Diary(tiny(), tmp_path / "run")
-    weights = torch.cat([batch["weight"] for batch in played.batches[1:]])
+    diary = Diary(tiny(), tmp_path / "run")
+    weights = torch.cat([batch["weight"] for batch in diary.batches[1:]])
     assert weights.unique().numel() > 4 and weights.max() <= 1 + 1e-6
-    index = played.run.replay.sample(8)["index"].unique()
+    index = diary.run.replay.sample(8)["index"].unique()
     priority = torch.full((len(index),), 1e-6)
     priority[0] = 1e6
-    told = TensorDict(priority=priority)
-    played.run.prioritize(TensorDict(index=index, batch_size=[len(index)]), told)
-    assert (played.run.replay.sample(64)["index"] == index[0]).float().mean() > 0.8
+    metrics = TensorDict(priority=priority)
+    diary.run.prioritize(TensorDict(index=index, batch_size=[len(index)]), metrics)
+    assert (diary.run.replay.sample(64)["index"] == index[0]).float().mean() > 0.8

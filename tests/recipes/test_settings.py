@@ -1,4 +1,4 @@
-"""Each setting of a run acts, and acts there: what two runs do differs first where it should."""
+"""Each setting takes effect at the right event: where two runs differ first."""
 
 import ast
 from contextlib import closing
@@ -15,7 +15,7 @@ from raffia.recipes.ilql.data import make_wordle
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.train import TrainingSession
 from raffia.train.config import setting_names
-from tests.recipes import ilql_settings as spoken
+from tests.recipes import ilql_settings as ilql_settings
 from tests.recipes.runs import TINY, Quiet, changed, with_all
 from tests.recipes.timeline import first_difference, ilql_timeline, timeline
 
@@ -54,12 +54,12 @@ BOX = with_all(
     collect__num_env_steps=66,
 )
 FEW = {"num_episodes": 1, "max_steps": 5}
-FILM = with_all(IMAGE, model__downsample=True, collect__extra_updates=0, evaluate=FEW)
+SHORT_IMAGE = with_all(IMAGE, model__downsample=True, collect__extra_updates=0, evaluate=FEW)
 ATARI = {"size": 64, "colour": False}
 
 
 def evolving(size=3, **population):
-    """Members, each in as many environments as the others."""
+    """A population with the same number of environments for each member."""
     run = with_all(VECTOR, collect__random_env_steps=60, evaluate__every_env_steps=12)
     return with_all(run, env__num_envs=size, population={"size": size, **population})
 
@@ -75,13 +75,13 @@ BASES = {
     "fixed": with_all(BOX, model__sigma_type="fixed"),
     "board": with_all(VECTOR, env__id="tictactoe", model__flatten=True, evaluate__num_episodes=6),
     "atari": with_all(
-        FILM,
+        SHORT_IMAGE,
         env={"id": "atari/breakout", "num_envs": 1},
         env__atari=ATARI | {"max_frames": 200, "noop_max": 5},
         collect__random_env_steps=50,
     ),
     "points": with_all(
-        FILM,
+        SHORT_IMAGE,
         env={"id": "atari/alien", "num_envs": 2},
         env__atari=ATARI | {"noop_max": 0},
         collect__random_env_steps=56,
@@ -97,34 +97,34 @@ BASES = {
 }
 
 RECORDED, DEVICES = "recipes/test_recorded.py::", "recipes/test_other_device.py::"
-SEEN = {
+TESTED = {
     DEVICES + "test_networks_and_states_lie_on_the_device": "device",
     DEVICES + "test_workers_search_on_their_device": """
         actors.device reanalyzers.device evaluators.device
     """,
-    "recipes/test_settings.py::test_workers_get_the_limit": "env.step_timeout_seconds",
-    RECORDED + "test_a_setting_acts_where_it_should": """
+    "recipes/test_settings.py::test_workers_get_the_step_timeout": "env.step_timeout_seconds",
+    RECORDED + "test_a_setting_takes_effect_at_the_right_event": """
         data.files data.columns data.num_updates evaluate.every_updates
     """,
-    RECORDED + "test_what_files_lack_is_completed_where_that_is_said": "data.complete",
-    spoken.LAYOUTS: "actors.num reanalyzers.num",
-    spoken.ARRIVED: "actors.cpus actors.gpus reanalyzers.cpus reanalyzers.gpus",
+    RECORDED + "test_missing_flags_are_completed_if_the_setting_allows": "data.complete",
+    ilql_settings.LAYOUTS: "actors.num reanalyzers.num",
+    ilql_settings.POOL_SETTINGS: "actors.cpus actors.gpus reanalyzers.cpus reanalyzers.gpus",
     "train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_that_update": """
         reanalyzers.ahead
     """,
     "recipes/test_layouts.py::test_a_target_ends_the_run_when_it_is_joined": """
         evaluators.join_after
     """,
-    "recipes/test_refusals.py::test_settings_that_do_not_go_together_are_refused": """
+    "recipes/test_refusals.py::test_incompatible_settings_are_refused": """
         learners.state
     """,
     "recipes/test_warm_start.py"
-    "::test_a_run_starts_with_the_weights_of_another_and_resumes_without_it": "init_from",
+    "::test_a_run_starts_with_another_run_s_weights_and_resumes_without_it": "init_from",
     "recipes/test_settings.py::test_compile_compiles_the_gradients": "compile",
-    "recipes/test_cudagraphs.py::test_the_setting_records_both": "cudagraphs",
+    "recipes/test_cudagraphs.py::test_the_setting_records_searches_and_gradients": "cudagraphs",
 }
-# Of each run, and of what `timeline` finds unlike first: the settings that are changed for it.
-ACTING = {
+# For each run and first differing event of `timeline`: the settings that are changed.
+EFFECTS = {
     ("image", "shapes"): """
         model.num_channels=6 model.num_res_blocks=2 model.downsample=True model.flatten=True
     """,
@@ -167,7 +167,7 @@ ACTING = {
     ("gumbel", "evaluate"): "search.max_considered=1",
     ("box", "random"): "search.num_sampled_actions=4",
     ("vector", "weights"): "seed=1",
-    ("vector", "made"): """
+    ("vector", "layout"): """
         num_threads=2 env.num_envs=5 env.num_workers=2 replay.on_disk=True replay.shards=3
         actors.ahead=2 actors.weights_every=2
     """,
@@ -185,7 +185,7 @@ ACTING = {
     """,
     ("vector", "end"): "evaluate.target_return=1.0 evaluate.record=gif",
     ("board", "evaluate"): "evaluate.opponent=random",
-    ("members", "made"): "population.size=1 population.replay=own",
+    ("members", "layout"): "population.size=1 population.replay=own",
     ("members", "generation"): """
         population.method=truncation population.tournament_size=3 population.elitism=False
         population.eval_loop=2 population.no_mutation=0.0 population.hyper=0.1
@@ -203,61 +203,64 @@ ACTING = {
 }
 PROJECTED = ("vector", {"proj_out": 9, "pred_out": 9}, "shapes")
 SETTINGS = {
-    **spoken.acting(ACTING),
+    **ilql_settings.effects_of(EFFECTS),
     "model.proj_out": PROJECTED,
     "model.pred_out": PROJECTED,
-    **spoken.seen(SEEN),
-    **spoken.OF_BOTH,
+    **ilql_settings.tested_by(TESTED),
+    **ilql_settings.OF_BOTH,
 }
-TABLES = {"efficientzero": SETTINGS, "ilql": spoken.SETTINGS}
+TABLES = {"efficientzero": SETTINGS, "ilql": ilql_settings.SETTINGS}
 SLOW = ("atari", "points", "halves", "noisy", "members", "growing", "image", "stack", "planned")
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
-    """The runs of which settings are changed."""
-    return {"efficientzero": BASES, "ilql": spoken.make_bases(tmp_path_factory.mktemp("ilql"))}
+    """The runs whose settings are changed."""
+    return {
+        "efficientzero": BASES,
+        "ilql": ilql_settings.make_bases(tmp_path_factory.mktemp("ilql")),
+    }
 
 
-def played(algorithm, config, folder, against=None):
+def timeline_of(algorithm, config, folder, against=None):
     play = timeline if algorithm == "efficientzero" else ilql_timeline
     return play(config, folder, against)
 
 
 @pytest.fixture(scope="module")
-def plain(bases, tmp_path_factory):
-    """The timelines of the runs that others are compared with, each played once."""
-    made = {}
+def unchanged(bases, tmp_path_factory):
+    """Timelines of the unchanged runs; each is made once."""
+    timelines = {}
 
     def find(algorithm, name):
-        if (algorithm, name) not in made:
+        if (algorithm, name) not in timelines:
             folder = tmp_path_factory.mktemp("plain") / name
-            made[algorithm, name] = played(algorithm, bases[algorithm][name], folder)
-        return made[algorithm, name]
+            timelines[algorithm, name] = timeline_of(algorithm, bases[algorithm][name], folder)
+        return timelines[algorithm, name]
 
     return find
 
 
 def compared():
-    """The settings of which two runs are compared; of small runs one of each kind is fast."""
-    seen = set()
+    """The settings for which two runs are compared; one small run of each kind is fast."""
+    kinds = set()
     for algorithm, table in TABLES.items():
         for name, entry in table.items():
             if isinstance(entry, tuple):
                 base, _, kind = entry
-                is_fast = base not in SLOW and kind not in seen and name != "env.num_workers"
-                seen |= {kind} if is_fast else set()
+                is_fast = base not in SLOW and kind not in kinds and name != "env.num_workers"
+                kinds |= {kind} if is_fast else set()
                 marks = () if is_fast else pytest.mark.slow
                 yield pytest.param(algorithm, name, id=f"{algorithm} {name}", marks=marks)
 
 
 @pytest.mark.parametrize(("algorithm", "name"), [*compared()])
-def test_a_setting_acts_where_it_should_and_nowhere_before(algorithm, name, bases, plain, tmp_path):
+def test_a_setting_takes_effect_at_the_right_event(algorithm, name, bases, unchanged, tmp_path):
     base, value, kind = TABLES[algorithm][name]
     if base in ("atari", "points"):
         pytest.importorskip("ale_py")
-    config, other = changed(bases[algorithm][base], name, value), plain(algorithm, base)
-    assert first_difference(other, played(algorithm, config, tmp_path / "run", other)) == kind
+    config, other = changed(bases[algorithm][base], name, value), unchanged(algorithm, base)
+    assert first_difference(other, timeline_of(algorithm, config, tmp_path / "run", other)) == kind
 
 
 @pytest.mark.parametrize(
@@ -268,26 +271,26 @@ def test_a_setting_acts_where_it_should_and_nowhere_before(algorithm, name, base
         *(("ilql", base) for base in ("wordle", "file", "lora")),
     ],
 )
-def test_equal_settings_are_the_same_run(algorithm, base, bases, plain, tmp_path):
-    """Or differences would say nothing; nor does a setting that is of something else."""
+def test_equal_settings_are_the_same_run(algorithm, base, bases, unchanged, tmp_path):
+    """Shows that differences mean something; a setting of something else has no effect."""
     idle = {"vector": ("env.atari.sticky", 0.5), "wordle": ("data.split_seed", 1)}
     config = bases[algorithm][base]
     same = changed(config, *idle[base]) if base in idle else config
-    run = played(algorithm, same, tmp_path / "run")
-    assert first_difference(plain(algorithm, base), run) is None
+    run = timeline_of(algorithm, same, tmp_path / "run")
+    assert first_difference(unchanged(algorithm, base), run) is None
 
 
-def test_all_settings_of_a_run_are_here():
-    """Those of a population's members are the same for both agents."""
+def test_all_settings_are_covered():
+    """Settings of populations are the same for both agents."""
     assert sorted(SETTINGS) == sorted(setting_names(EfficientZeroRun))
-    mine, theirs = (
+    covered, all_names = (
         {name for name in names if not name.startswith("population.")}
-        for names in (spoken.SETTINGS, setting_names(ILQLRun))
+        for names in (ilql_settings.SETTINGS, setting_names(ILQLRun))
     )
-    assert mine == theirs
+    assert covered == all_names
 
 
-def test_the_tests_that_are_named_are_there():
+def test_the_named_tests_exist():
     functions = {}
     for table in TABLES.values():
         for name, entry in table.items():
@@ -300,17 +303,17 @@ def test_the_tests_that_are_named_are_there():
                 assert function in functions[path], name
 
 
-def test_workers_get_the_limit(monkeypatch):
+def test_workers_get_the_step_timeout(monkeypatch):
     class Workers:
         def __init__(self, makes, num_workers, step_timeout_seconds):
-            self.seen = num_workers, step_timeout_seconds
+            self.arguments = num_workers, step_timeout_seconds
 
     monkeypatch.setattr("raffia.envs.workers.WorkerBatch", Workers)
     config = EnvConfig(id="probe/value", num_workers=2, step_timeout_seconds=7.0)
-    assert make_env(config).seen == (2, 7.0)
+    assert make_env(config).arguments == (2, 7.0)
 
 
-def test_compile_compiles_the_gradients(tmp_path, monkeypatch, plain):
+def test_compile_compiles_the_gradients(tmp_path, monkeypatch, unchanged):
     compiled, called = [], []
 
     def compiles(function):
@@ -325,21 +328,21 @@ def test_compile_compiles_the_gradients(tmp_path, monkeypatch, plain):
     monkeypatch.setattr(torch, "compile", compiles)
     run = timeline(changed(VECTOR, "compile", True), tmp_path / "run")
     assert compiled == ["grads"] and len(called) == VECTOR.num_updates
-    assert run[0][0] == "made" and run[1:] == plain("efficientzero", "vector")[1:]
+    assert run[0][0] == "layout" and run[1:] == unchanged("efficientzero", "vector")[1:]
 
 
-def test_words_come_from_a_file(plain, tmp_path):
+def test_words_come_from_a_file(unchanged, tmp_path):
     words = [*Vocabulary.built_in()][-12:]
     (tmp_path / "words.txt").write_text("\n".join(words))
-    config = changed(spoken.WORDLE, "wordle.words", str(tmp_path / "words.txt"))
+    config = changed(ilql_settings.WORDLE, "wordle.words", str(tmp_path / "words.txt"))
     run = ilql_timeline(config, tmp_path / "run")
-    assert first_difference(plain("ilql", "wordle"), run) == "data"
+    assert first_difference(unchanged("ilql", "wordle"), run) == "data"
     assert sorted(make_wordle(config.wordle).vocabulary) == sorted(words)
 
 
 def test_networks_lie_on_the_device(tmp_path):
     (tmp_path / "run").mkdir()
-    run = ILQLExperiment(changed(spoken.WORDLE, "device", "meta"), tmp_path / "run", Quiet())
+    run = ILQLExperiment(changed(ilql_settings.WORDLE, "device", "meta"), tmp_path / "run", Quiet())
     with closing(TrainingSession(run)) as session:
         state, batch = session.start(), next(run._batches(0))
     for tree in (state, batch):

@@ -1,4 +1,4 @@
-"""Runs of EfficientZero that start with weights from elsewhere: another run's, LightZero's."""
+"""Runs of EfficientZero that start with the weights of another run or of LightZero."""
 
 import shutil
 from contextlib import closing
@@ -49,7 +49,7 @@ def first_state(config, folder):
         return experiment.init()
 
 
-def test_a_run_starts_with_the_weights_of_another_and_resumes_without_it(other, tmp_path):
+def test_a_run_starts_with_another_run_s_weights_and_resumes_without_it(other, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(other, source)
     config = short(init_from=str(source))
@@ -61,12 +61,12 @@ def test_a_run_starts_with_the_weights_of_another_and_resumes_without_it(other, 
 
     view = Quiet()
     train(config, tmp_path / "straight", view=view)
-    assert f"starting with the weights in {source}" in view.said
+    assert f"starting with the weights in {source}" in view.messages
     train(config, tmp_path / "run", view=Quiet({20: terminate}))
     shutil.rmtree(source)
     view = Quiet()
     assert resume(tmp_path / "run", view=view).reason == "finished"
-    assert not [line for line in view.said if "starting with" in line]
+    assert not [line for line in view.messages if "starting with" in line]
     ends = [find_checkpoint(tmp_path / name, "newest") for name in ("straight", "run")]
     assert same(*(end.tensors("state") for end in ends))
     assert read_run(tmp_path / "run").init_from == str(source)
@@ -81,7 +81,7 @@ def test_members_start_with_the_same_weights(other, tmp_path):
     assert all(same(weights_of(state[index]), theirs) for index in range(2))
 
 
-def test_a_checkpoint_of_lightzero_is_one_of_torch_with_model(tmp_path):
+def test_a_checkpoint_of_lightzero_is_loaded(tmp_path):
     config = short()
     learner = learner_of(config)
     theirs = learner.make_model(7)
@@ -121,8 +121,8 @@ def test_weights_of_sampled_efficientzero_are_read(tmp_path):
     del weights[f"{head}mu.bias"], weights[f"{head}log_sigma_layer.bias"]
     weights[f"{head}log_sigma_param"] = torch.zeros(1, 2)
     torch.save({"model": weights}, tmp_path / "other.pth.tar")
-    words = r"(?s)net\.4\.bias is missing.*log_sigma_param is unknown"
-    with pytest.raises(RunError, match=words):
+    message = r"(?s)net\.4\.bias is missing.*log_sigma_param is unknown"
+    with pytest.raises(RunError, match=message):
         warm_state(learner, str(tmp_path / "other.pth.tar"), seed=0)
 
     other = EfficientZeroRun(model=replace(model, gaussian_head="mlp"))
@@ -131,8 +131,8 @@ def test_weights_of_sampled_efficientzero_are_read(tmp_path):
         warm_state(learner, str(tmp_path / "ckpt_best.pth.tar"), seed=0)
 
 
-def flawed(folder, config):
-    """What can not be started from, by the words of its error."""
+def invalid_sources(folder, config):
+    """Invalid sources of weights, with the error message of each."""
     torch.save({"model": {}}, folder / "empty.pth")
     torch.save({"model": {"w": 1.0}}, folder / "numbers.pth")
     torch.save({"model": torch.nn.Linear(1, 1)}, folder / "pickled.pth")
@@ -154,16 +154,16 @@ def flawed(folder, config):
     }
 
 
-def test_what_does_not_fit_is_said_and_leaves_no_folder(tmp_path):
-    for name, words in flawed(tmp_path, short()).items():
+def test_invalid_sources_are_refused_and_leave_no_folder(tmp_path):
+    for name, message in invalid_sources(tmp_path, short()).items():
         config = short(init_from=str(tmp_path / name))
-        with pytest.raises(RunError, match=words):
+        with pytest.raises(RunError, match=message):
             train(config, tmp_path / "run", view=Quiet())
         assert not (tmp_path / "run").exists(), name
 
 
-def test_weights_that_mean_something_else_in_a_run_are_refused(other, tmp_path):
-    """A support of as many values in another range, for one: all shapes are the same."""
+def test_weights_with_another_meaning_are_refused(other, tmp_path):
+    """Such as a support of equal size with another range: all shapes are the same."""
     for name, value in (("value_support_range", (-60.0, 61.0, 2.0)), ("state_norm", True)):
         config = with_all(short(init_from=str(other)), **{f"model__{name}": value})
         with pytest.raises(RunError, match=rf"init_from=.* its model\.{name} is .*--config"):
@@ -171,7 +171,7 @@ def test_weights_that_mean_something_else_in_a_run_are_refused(other, tmp_path):
         assert not (tmp_path / "run").exists()
 
 
-def test_batch_norm_that_a_resumed_run_would_not_know_of_is_refused(tmp_path):
+def test_batch_norm_outside_the_config_is_refused(tmp_path):
     learner = learner_of(with_all(short(), model__projection_norm_type="LN"))
     theirs, path = learner.make_model(0).state_dict(), "projection.1"
     num = len(theirs[f"{path}.weight"])
@@ -182,10 +182,10 @@ def test_batch_norm_that_a_resumed_run_would_not_know_of_is_refused(tmp_path):
         warm_state(learner, str(tmp_path / "ckpt.pth.tar"), seed=0)
 
 
-def test_the_flag_of_the_command(other, tmp_path, capsys):
+def test_the_init_from_flag(other, tmp_path, capsys):
     def train_from(source, run):
-        words = f"train efficientzero --config {other}/config.json --init-from {source}"
-        return main([*words.split(), "--run", str(tmp_path / run)])
+        args = f"train efficientzero --config {other}/config.json --init-from {source}"
+        return main([*args.split(), "--run", str(tmp_path / run)])
 
     assert train_from(other, "run") == 0
     assert read_run(tmp_path / "run").init_from == str(other)

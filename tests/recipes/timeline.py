@@ -1,4 +1,4 @@
-"""All that a run does as one list of events, of which two runs share the first ones."""
+"""All that a run does as a list of events, in which two runs can be compared."""
 
 import hashlib
 from contextlib import suppress
@@ -16,44 +16,44 @@ from raffia.train import Checkpoints
 from tests.recipes.runs import Quiet
 
 
-def digest(thing):
-    """Of tensors, containers and plain things: equal for what is equal bit for bit."""
-    found = hashlib.sha256()
-    _feed(found, thing)
-    return found.hexdigest()[:12]
+def digest(value):
+    """A digest of tensors, containers and plain values; equal for bitwise equal values."""
+    hasher = hashlib.sha256()
+    _feed(hasher, value)
+    return hasher.hexdigest()[:12]
 
 
-def _feed(found, thing):
-    if isinstance(thing, torch.Tensor):
-        found.update(f"{thing.dtype}{list(thing.shape)}".encode())
-        found.update(thing.detach().cpu().contiguous().numpy().tobytes())
-    elif isinstance(thing, TensorDict):
-        for key in sorted(thing.keys(True, True), key=str):
-            found.update(str(key).encode())
-            _feed(found, thing[key])
-    elif isinstance(thing, (list, tuple)):
-        for part in thing:
-            _feed(found, part)
+def _feed(hasher, value):
+    if isinstance(value, torch.Tensor):
+        hasher.update(f"{value.dtype}{list(value.shape)}".encode())
+        hasher.update(value.detach().cpu().contiguous().numpy().tobytes())
+    elif isinstance(value, TensorDict):
+        for key in sorted(value.keys(True, True), key=str):
+            hasher.update(str(key).encode())
+            _feed(hasher, value[key])
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _feed(hasher, part)
     else:
-        found.update(repr(thing).encode())
+        hasher.update(repr(value).encode())
 
 
 def first_difference(one, other):
-    """What is unlike first in two timelines: its kind, in the second where it is in both."""
-    for (kind, *seen), (others, *also) in zip(one, other, strict=False):
-        if (kind, seen) != (others, also):
-            return others
+    """The kind of the first event that differs; the second timeline's, if both have one."""
+    for (kind, *digests), (other_kind, *other_digests) in zip(one, other, strict=False):
+        if (kind, digests) != (other_kind, other_digests):
+            return other_kind
     longer = max(one, other, key=len)
     shorter = min(len(one), len(other))
     return longer[shorter][0] if len(one) != len(other) else None
 
 
 class Differs(Exception):
-    """What was to be found has been found."""
+    """Ends a run at the first difference."""
 
 
-class Notes(list):
-    """Events: their kinds, each with digests of what belongs to it.
+class Events(list):
+    """Events: kinds, each with digests of its data.
 
     against: the events of another run; once some differ, this run ends at its next update.
     """
@@ -62,53 +62,53 @@ class Notes(list):
         super().__init__()
         self.against = against
 
-    def note(self, kind, *things):
+    def record(self, kind, *things):
         self.append((kind, *(digest(thing) for thing in things)))
         if kind == "step" and self.against is not None and self != self.against[: len(self)]:
             raise Differs
 
-    def noted(self, kind, function):
-        """The function, whose results are noted."""
+    def recorded(self, kind, function):
+        """The function, with its results recorded."""
 
         def call(*args, **options):
             done = function(*args, **options)
-            self.note(kind, done)
+            self.record(kind, done)
             return done
 
         return call
 
-    def of(self, experiment, made):
-        """The class of an experiment, noting what is the same for all; `made` notes the rest."""
-        notes = self
+    def of(self, experiment, record_rest):
+        """The experiment's class with common events recorded; `record_rest` records the others."""
+        events = self
 
-        class Noted(experiment):
+        class Recorded(experiment):
             def __init__(self, *args, **options):
                 super().__init__(*args, **options)
-                made(self)
-                self.learner = _learner(self.learner, notes.note)
+                record_rest(self)
+                self.learner = _learner(self.learner, events.record)
 
             def init(self):
                 state = super().init()
                 shapes = [(str(k), list(v.shape)) for k, v in state.items(True, True)]
-                notes.note("shapes", shapes)
-                notes.note("weights", state.select("params", "buffers"))
+                events.record("shapes", shapes)
+                events.record("weights", state.select("params", "buffers"))
                 return state
 
             def evolve(self, state):
                 changed = super().evolve(state)
                 if changed is not None:
                     row = {k: v for k, v in changed[1].items() if k != "seconds"}
-                    notes.note("generation", row)
+                    events.record("generation", row)
                 return changed
 
-        return Noted
+        return Recorded
 
     def watch_saves(self, patch):
         save = Checkpoints.save
 
         def saves(checkpoints, update, *args, **options):
             path = save(checkpoints, update, *args, **options)
-            self.note("save", sorted(p.name for p in path.parent.iterdir()))
+            self.record("save", sorted(p.name for p in path.parent.iterdir()))
             return path
 
         patch.setattr(Checkpoints, "save", saves)
@@ -117,82 +117,81 @@ class Notes(list):
 def timeline(config, folder, against=None):
     """Train, and write down:
 
-    made: what does not show in numbers: where rows lie, how many workers and threads there are
+    layout: what numbers do not show: storage of rows, number of workers and threads
     shapes, weights: of the first state
-    random, act: what was chosen, and what of the search is kept; stepped: what the environments
-    said
-    drawn: which windows, and their weights; targets: the batch
+    random, act: actions, and stored search results; stepped: results of the environments
+    drawn: segments and their weights; targets: the batch
     gradient, step: of the update
-    evaluate: returns and lengths; save: which checkpoints there are then; generation; end
+    evaluate: returns and lengths; save: checkpoints after it; generation; end
     """
-    events = Notes(against)
+    events = Events(against)
     make_batch = reanalyzers.make_batch
 
-    def made(run):
-        events.note("made", *_made(run))
-        run.env.step = events.noted("stepped", run.env.step)
+    def record_layout(run):
+        events.record("layout", *_layout_of(run))
+        run.env.step = events.recorded("stepped", run.env.step)
 
-    def makes_batch(windows, planner, **options):
-        events.note("drawn", windows["index"], windows["priority_weight"])
-        batch, fresh = make_batch(windows, planner, **options)
-        events.note("targets", batch, fresh)
-        return batch, fresh
+    def recording_make_batch(segments, planner, **options):
+        events.record("drawn", segments["index"], segments["priority_weight"])
+        batch, reanalyzed = make_batch(segments, planner, **options)
+        events.record("targets", batch, reanalyzed)
+        return batch, reanalyzed
 
     with pytest.MonkeyPatch.context() as patch:
-        noted = events.of(EfficientZeroExperiment, made)
-        patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", noted)
+        recorded = events.of(EfficientZeroExperiment, record_layout)
+        patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", recorded)
         for module, kind, name in (
             (run_module, "act", "act"),
             (run_module, "random", "act_at_random"),
             (evaluation, "evaluate", "play_members"),
         ):
-            patch.setattr(module, name, events.noted(kind, getattr(module, name)))
-        patch.setattr(reanalyzers, "make_batch", makes_batch)
+            patch.setattr(module, name, events.recorded(kind, getattr(module, name)))
+        patch.setattr(reanalyzers, "make_batch", recording_make_batch)
         events.watch_saves(patch)
         with suppress(Differs):
             result = efficientzero.train(config, folder, view=Quiet())
-            films = sorted(path.name for path in folder.glob("episodes/*"))
-            events.note("end", result.reason, films)
+            videos = sorted(path.name for path in folder.glob("episodes/*"))
+            events.record("end", result.reason, videos)
     return events
 
 
 def ilql_timeline(config, folder, against=None):
-    """The same of a run of ILQL, which learns from "data", its rows, in a "batch" each time."""
-    events = Notes(against)
+    """The same for a run of ILQL, which learns from "data", its rows, in batches."""
+    events = Events(against)
 
-    def made(run):
-        learnt, held_out = run.corpus.learnt, run.corpus.held_out
+    def record_layout(run):
+        training, held_out = run.corpus.learnt, run.corpus.held_out
         kinds = [type(run.learner).__name__, run.config.device, torch.get_num_threads()]
-        events.note("made", kinds, run.config.compile)
+        events.record("layout", kinds, run.config.compile)
         num_held_out = None if held_out is None else len(held_out)
-        events.note("data", run.corpus.digest(), num_held_out, len(learnt))
+        events.record("data", run.corpus.digest(), num_held_out, len(training))
 
-    class Noted(events.of(ILQLExperiment, made)):
+    class Recorded(events.of(ILQLExperiment, record_layout)):
         def _batches(self, update):
             for batch in super()._batches(update):
-                events.note("batch", batch)
+                events.record("batch", batch)
                 yield batch
 
         def _evaluate_one(self, state, update, stop):
             found = super()._evaluate_one(state, update, stop)
-            events.note("evaluate", found.dialogues)
+            events.record("evaluate", found.dialogues)
             return found
 
         def evaluate(self, state, stop):
             found = super().evaluate(state, stop)
-            events.note("evaluate", found.score, sorted(found.values.items()))
+            events.record("evaluate", found.score, sorted(found.values.items()))
             return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raffia.recipes.ilql.api.ILQLExperiment", Noted)
+        patch.setattr("raffia.recipes.ilql.api.ILQLExperiment", Recorded)
         events.watch_saves(patch)
         with suppress(Differs):
-            events.note("end", ilql.train(config, folder, view=Quiet()).reason)
+            events.record("end", ilql.train(config, folder, view=Quiet()).reason)
     return events
 
 
-def _made(run):
-    """What of a run does not show in what it learns."""
+def _layout_of(run):
+    """Properties of a run that do not show in its learning."""
     env, storage = run.env, run.steps.buffers[0].storage
     return (
         torch.get_num_threads(),
@@ -207,7 +206,7 @@ def _made(run):
 
 
 def _learner(learner, note):
-    class Noted:
+    class Recorded:
         init = learner.init
 
         def grads(self, state, batch):
@@ -220,4 +219,4 @@ def _learner(learner, note):
             note("step", after.select("params", "target"))
             return after
 
-    return Noted()
+    return Recorded()

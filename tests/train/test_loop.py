@@ -177,7 +177,7 @@ def test_a_save_that_failed_is_tried_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "save", fails)
     save(state_at(4), TensorDict())
-    assert save.last == -1 and experiment.view.said == ["update 4: run was not saved."]
+    assert save.last == -1 and experiment.view.messages == ["update 4: run was not saved."]
     monkeypatch.setattr(Checkpoints, "save", original)
     save(state_at(4), TensorDict())
     assert save.last == 4 and [checkpoint.update for checkpoint in checkpoints.available()] == [4]
