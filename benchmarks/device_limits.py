@@ -77,7 +77,7 @@ def fixed_precision(name: str) -> Iterator[None]:
     (True, False)
     """
     rounded = {"float32": False, "tf32": True}[name]
-    before = [place.allow_tf32 for place in _BACKENDS]
+    before = [backend.allow_tf32 for backend in _BACKENDS]
     try:
         _set([rounded] * len(_BACKENDS))
         yield
@@ -89,5 +89,5 @@ def _set(rounded: list[bool]) -> None:
     # `fp32_precision`, which is newer, leaves a state in which torch's own reads of these raise.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some releases say that there is a newer one
-        for place, value in zip(_BACKENDS, rounded, strict=True):
-            place.allow_tf32 = value
+        for backend, value in zip(_BACKENDS, rounded, strict=True):
+            backend.allow_tf32 = value
