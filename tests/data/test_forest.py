@@ -437,7 +437,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_named():
+def test_errors_name_the_problem():
     for call, error, words in MISTAKES:
         with pytest.raises(error, match=words):
             call()

@@ -108,7 +108,7 @@ def test_copies_moves_and_hooks():
 
 
 @pytest.mark.gpu
-def test_keys_and_module_may_lie_on_different_devices():
+def test_keys_and_module_may_be_on_different_devices():
     to_int = filled()
     assert to_int(tensor([-1], device="cuda")).device.type == "cuda"
     to_int.cuda()

@@ -89,7 +89,7 @@ def test_rows_are_on_disk_before_the_header_counts_them(folder, monkeypatch):
     assert len(calls) == 5, "nothing was written since, and it was flushed again"
 
 
-def test_headers_are_rare_and_space_is_taken_at_the_first_write(folder, monkeypatch):
+def test_headers_are_rare_and_space_is_reserved_at_the_first_write(folder, monkeypatch):
     count = []
     real = memmap_files.write_atomically
     monkeypatch.setattr(memmap_files, "write_atomically", lambda *a: (count.append(1), real(*a)))

@@ -298,7 +298,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_mistakes_change_nothing(kind):
+def test_invalid_calls_change_nothing(kind):
     new, entries, words = WRONG[kind]
     missing = kind in ("missing", "misspelt", "through a leaf")
     error = KeyError if missing else (TypeError, ValueError, RuntimeError)

@@ -64,7 +64,7 @@ def test_layouts_and_tags():
 # Words
 
 
-def test_bytes_stand_side_by_side(version, monkeypatch):
+def test_bytes_are_packed_side_by_side(version, monkeypatch):
     empty = torch.empty  # memory as it may be found: what is not written shows
     monkeypatch.setattr(torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(-1))
     a = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
@@ -124,7 +124,7 @@ def test_many_rows_in_chunks(version):
     ]
 
 
-def test_no_rows_and_rows_of_nothing(version):
+def test_no_rows_and_empty_rows(version):
     assert packed([torch.zeros(N, 0), torch.arange(N)]).tolist() == [[i] for i in range(N)]
     for shape, words in (((N, 0), (N, 0)), ((0, A), (0, 2))):
         values = packed([torch.zeros(shape)])

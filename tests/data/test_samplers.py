@@ -288,7 +288,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), MISTAKES)
-def test_mistakes_change_nothing(call, error, words):
+def test_invalid_calls_change_nothing(call, error, words):
     sampler = prioritized_sampler([1.0, 2.0, 5.0])
     before, version = sampler.draw(50, range(3), rng()), sampler.version
     with pytest.raises(error, match=words):

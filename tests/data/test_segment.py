@@ -352,7 +352,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes_change_nothing(kind):
+def test_invalid_calls_change_nothing(kind):
     buffer = filled(**BY_PRIORITY)
     before, (call, error, words) = buffer.state_dict(), MISTAKES[kind]
     with pytest.raises(error, match=words):

@@ -145,7 +145,7 @@ def test_a_smaller_beta_corrects_less_and_the_largest_weight_of_a_batch_is_1():
         assert (replay.read(sample["index"])["priority_weight"] == 1).all()
 
 
-def test_nothing_is_drawn_until_each_shard_can_draw():
+def test_nothing_is_drawn_until_each_shard_has_enough():
     replay = make(2, unroll_steps=3)
     replay.extend(steps_of(1, 2, ends=[(0, 1)]))
     assert len(replay.shards[1]) == 1 and len(replay) == 0

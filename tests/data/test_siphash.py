@@ -272,7 +272,7 @@ print("done")
 # Shapes
 
 
-def test_no_rows_and_rows_of_nothing(version):
+def test_no_rows_and_empty_rows(version):
     for shape in [(0,), (0, 3), (0, 2, 2)]:
         values = siphash(torch.zeros(shape))
         assert values.shape == (0,) and values.dtype == torch.int64

@@ -110,7 +110,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), MISTAKES)
-def test_mistakes_change_nothing(call, error, words):
+def test_invalid_calls_change_nothing(call, error, words):
     tree = SumTree(5)
     tree.set(torch.arange(5), 1.0)
     with pytest.raises(error, match=words):

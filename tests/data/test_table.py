@@ -143,7 +143,7 @@ MISTAKES = {  # of a table where row 0 has 5, row 2 has 7, and row 1 is free
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes_change_nothing(table_of, kind):
+def test_invalid_calls_change_nothing(table_of, kind):
     table = table_of()
     table.insert(tensor([5, 6, 7]))
     table.remove(tensor([1]))

@@ -169,7 +169,7 @@ def roomy(slices):
 
 
 @pytest.mark.parametrize("slices", [False, True])
-def test_a_sampler_may_have_room_for_more_items_than_the_storage(slices):
+def test_a_sampler_may_have_a_larger_capacity_than_the_storage(slices):
     sampler = roomy(slices)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(3), sampler=sampler, batch_size=40)
     buffer.extend(items(0, 3, td_error=torch.tensor([50.0, 1.0, 2.0])))

@@ -95,7 +95,7 @@ def test_a_spare_that_never_got_a_role_leaves_without_an_error():
     assert process.exitcode == 0
 
 
-def test_a_spare_is_the_worker_that_is_started_next():
+def test_a_spare_becomes_the_next_started_worker():
     with closing(ProcessEngine(spares=1)) as engine:
         engine.require([Workers(COUNTER, 1)])
         first = engine.start(COUNTER, "{}", 0)
@@ -114,7 +114,7 @@ def test_a_spare_is_the_worker_that_is_started_next():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_spare_of_ray_is_the_worker_that_is_started_next():
+def test_a_spare_of_ray_becomes_the_next_started_worker():
     with closing(RayEngine(num_cpus=2, spares=1)) as engine:
         engine.require([Workers(COUNTER, 1)])
         with pytest.raises(ValueError, match="engine.spares"):
@@ -229,7 +229,7 @@ def test_a_worker_that_is_lost_too_often_is_an_error():
         pool.take(0, 7)
 
 
-def test_tasks_are_taken_in_the_order_of_their_keys():
+def test_tasks_are_answered_in_the_order_of_their_keys():
     pool = Pool(InlineEngine(), COUNTER, "{}", 1)
     pool.ask(0, 4, add(1))
     with pytest.raises(ValueError, match="asked for after task 4, but keys must increase"):

@@ -237,7 +237,7 @@ def test_four_processes_repeat_their_bits_and_ordered_sums_equal_four_parts():
         assert same(trained(DataParallel(small(), group)), expected)
 
 
-def test_a_state_that_is_not_the_last_is_broadcast():
+def test_a_state_other_than_the_last_one_is_broadcast():
     """After a resume, after a generation, or when somebody has written to it."""
 
     def changed(update, state):
@@ -378,7 +378,7 @@ def test_a_follower_that_is_killed_changes_nothing(phase, num, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_twenty_deaths_at_any_time_change_nothing():
+def test_twenty_kills_at_any_time_change_nothing():
     expected = trained(Accumulate(small(), 2), num=60)
     config = json.dumps({"sleep": 0.02})
     # Rarely gloo does not notice a death while it sends, and the sum ends after the timeout.

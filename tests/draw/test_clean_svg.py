@@ -48,7 +48,7 @@ def test_harmful_parts_are_removed(inside):
     )
 
 
-def test_text_stays_text():
+def test_text_stays_escaped():
     found = clean_svg(f'{HEAD}<text class="&quot;&gt;">&lt;script&gt; &amp;</text></svg>')
     assert found == '<svg><text class="&quot;&gt;">&lt;script&gt; &amp;</text></svg>'
 

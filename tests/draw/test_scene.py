@@ -15,7 +15,7 @@ def elements(scene):
     return [e for e in ElementTree.fromstring(scene.svg()) if e.tag not in (SVG + "title",)]
 
 
-def test_wide_characters_take_two_columns():
+def test_wide_characters_have_two_columns():
     assert text_width("日本") == text_width("abcd") == 2 * text_width("abcd", size=6)
 
 

@@ -104,7 +104,7 @@ def test_seed_and_actions_determine_the_episode(game):
     ("game", "options"),
     [("breakout", {"sticky": 0.25}), ("demon_attack", {"frame_skip": 1}), ("pitfall2", {})],
 )
-def test_a_game_that_is_played_without_looking_is_the_same(game, options):
+def test_a_game_stepped_without_rendering_is_the_same(game, options):
     env = game_of(game, **options)
     taken = actions(env, 150)
     shown = play(env, 5, taken)

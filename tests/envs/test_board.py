@@ -130,7 +130,7 @@ def test_openings_are_drawn_from_the_seed(kind, most):
         kind(1, random_openings=most + 1)
 
 
-def test_mistakes_are_named_with_their_row():
+def test_errors_name_the_row():
     game = Connect4(2)
     with pytest.raises(RuntimeError, match=r"rows \[0, 1\] have no running episode"):
         game.step(torch.tensor([0, 0]))
@@ -163,7 +163,7 @@ def test_mistakes_are_named_with_their_row():
 
 
 @pytest.mark.parametrize("kind", [TicTacToe, Connect4])
-def test_a_picture_shows_where_stones_lie(kind):
+def test_a_picture_shows_the_stones(kind):
     game = kind(2)
     play(game, [3, 4])
     picture = game.render(1)

@@ -200,7 +200,7 @@ class ForgetsPlayer(Forwards):
         self.player = 0
 
 
-def test_a_fast_forward_must_lead_to_where_the_steps_do():
+def test_a_fast_forward_must_end_in_the_same_state_as_the_steps():
     report = check_env(Forwards)
     report.require()
     assert "ok     fast forward: leads to where the steps do" in report.lines()

@@ -185,7 +185,7 @@ class Masked(ShownEnv):
         return *super().step(action)[:4], self.marks[1]
 
 
-def test_box_actions_are_flat_and_stay_in_their_bounds():
+def test_box_actions_are_flattened_and_clipped_to_their_bounds():
     low, high = np.array([[-1, 0.1], [-2, -3]]), np.array([[1, 2], [0, 5]])
     inner = ShownEnv(action_space=spaces.Box(low, high, dtype=np.float64))
     env = GymEnv(inner)

@@ -156,7 +156,7 @@ def test_plain_python_and_compiled_code_give_the_same_games(name, monkeypatch):
     assert torch.equal(play(), compiled)
 
 
-def test_mistakes_are_refused():
+def test_invalid_calls_are_refused():
     game = asterix.MinAtarAsterix(2)
     game.reset(torch.tensor([0]), torch.tensor([1]))
     with pytest.raises(RuntimeError, match=r"rows \[0\] have no running episode"):

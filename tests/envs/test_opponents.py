@@ -87,7 +87,7 @@ LINES = [
 ]
 
 
-def test_lines_of_four_are_those_of_the_board():
+def test_lines_of_four_equal_those_of_the_board():
     draw, bits = (
         random.Random(0),
         [7 * column + height for column in range(7) for height in range(6)],

@@ -48,7 +48,7 @@ def test_known_values_equal_exhaustive_search(kind):
         torch.testing.assert_close(known.value[i], known.action_value[i].max())
 
 
-def test_best_actions_are_known_where_they_matter():
+def test_best_actions_are_recorded_for_states_with_a_choice():
     best = {name: kind().known(0.9).best_action.tolist() for name, kind in PROBES.items()}
     assert best == {
         "probe/value": [-1],

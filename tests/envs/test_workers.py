@@ -77,7 +77,7 @@ def play(one, other, num_steps, generator, then=lambda step: None):
 
 
 @pytest.mark.parametrize(("make", "num_workers"), [(CARTPOLE, 2), (PENDULUM, 1), (PolicyProbe, 5)])
-def test_the_same_bits_as_in_one_process(workers, make, num_workers):
+def test_outputs_equal_those_of_one_process_bit_for_bit(workers, make, num_workers):
     batch = workers([make] * 5, num_workers)
     assert isinstance(batch, BatchEnv) and batch.num_envs == 5
     generator = torch.Generator().manual_seed(3)
@@ -115,7 +115,7 @@ def test_a_worker_that_dies_in_the_midst_of_a_step_is_replaced(workers):
 
 
 @pytest.mark.parametrize("make", [CARTPOLE, PENDULUM])
-def test_a_fast_forward_gives_the_same_rows_also_while_workers_die(workers, make):
+def test_a_fast_forward_gives_the_same_rows_even_if_workers_die(workers, make):
     batch, serial = workers([make] * 5, 2), SerialBatch([make() for _ in range(5)])
     generator = torch.Generator().manual_seed(1)
     lengths, seeds, rows = (4, 0, 3, 1), torch.arange(4), torch.tensor([0, 4, 2, 1])
@@ -246,7 +246,7 @@ def test_an_interrupt_between_question_and_answer_closes_the_batch(workers):
         batch.step(torch.tensor([0, 1]))
 
 
-def test_pictures_come_from_the_workers(workers):
+def test_workers_render_frames(workers):
     pytest.importorskip("pygame")
     make = partial(GymEnv, "CartPole-v1", render=True)
     batch, serial = workers([make] * 2, 1), SerialBatch([make(), make()])

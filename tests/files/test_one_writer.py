@@ -113,7 +113,7 @@ def test_no_other_file_writes():
         "gzip.open('x', 'wb')",
     ],
 )
-def test_the_test_sees_writers(line):
+def test_the_test_finds_writers(line):
     assert len(writes(line)) == 1
 
 

@@ -31,7 +31,7 @@ def test_shift_equals_pad_and_crop(shape, dtype):
     assert got.dtype == dtype and torch.equal(got, pad_and_crop(x, shift, 2))
 
 
-def test_the_middle_moves_nothing_and_a_pad_wider_than_the_image_works():
+def test_a_central_crop_is_the_identity_and_a_pad_wider_than_the_image_works():
     x = images(3, 2, 5, 4)
     assert torch.equal(random_shift(x, torch.full((3, 2), 4)), x)
     shift = torch.tensor([[0, 0], [12, 12], [3, 9]])

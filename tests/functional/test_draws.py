@@ -36,6 +36,6 @@ def test_a_seed_s_noise_does_not_depend_on_the_others():
         assert seeded_dirichlet(seeds[chosen], mask[chosen]).equal(together[chosen])
 
 
-def test_a_concentration_of_nothing_is_refused():
+def test_a_concentration_of_zero_is_refused():
     with pytest.raises(ValueError, match="alpha=0 must be above 0"):
         seeded_dirichlet(torch.tensor([1]), torch.ones(1, 2).bool(), 0)

@@ -47,7 +47,7 @@ def test_equals_backward():
     assert torch.equal(value, expected) and torch.equal(aux["error"], expected_aux["error"])
 
 
-def test_plain_results_have_no_history_and_parameters_stay():
+def test_plain_results_have_no_graph_and_parameters_are_unchanged():
     params = params_of().apply(lambda p: torch.nn.Parameter(p))
     grads, (value, aux) = value_and_grad(loss, params, X)
     tensors = [value, *aux.values(), *grads.values(True, True)]

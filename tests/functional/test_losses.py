@@ -29,7 +29,7 @@ def test_cross_entropy_equals_torch():
     torch.testing.assert_close(soft_cross_entropy(logits, target), want.reshape(2, 3))
 
 
-def test_illegal_actions_without_target_cost_nothing():
+def test_illegal_actions_without_target_have_no_loss():
     logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
     loss = soft_cross_entropy(logits, torch.tensor([[0.5, 0.5, 0.0]]))
     loss.sum().backward()
@@ -37,7 +37,7 @@ def test_illegal_actions_without_target_cost_nothing():
     assert soft_cross_entropy(logits, torch.tensor([[0.5, 0.0, 0.5]])).item() == torch.inf
 
 
-def test_a_target_of_zeros_costs_nothing_and_nan_is_not_hidden():
+def test_a_target_of_zeros_has_no_loss_and_nan_is_not_hidden():
     zeros = torch.zeros(1, 3)
     assert soft_cross_entropy(torch.randn(1, 3), zeros).item() == 0
     assert soft_cross_entropy(torch.tensor([[torch.nan, 0, 0]]), zeros + 1 / 3).isnan()

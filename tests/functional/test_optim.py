@@ -137,7 +137,7 @@ def test_memory_is_used_in_place_and_gradients_are_not_touched(optimizer):
 
 
 @OPTIMIZERS
-def test_any_layout_of_memory_gives_the_same(optimizer):
+def test_any_memory_layout_gives_the_same_update(optimizer):
     """The fused kernels walk through memory in storage order, and would pair different entries."""
 
     def run(layout_p, layout_g):

@@ -479,7 +479,7 @@ def test_distributions_map_over_a_batch():
     assert [tuple(x.shape) for x in drawn] == [(4, 2), (4, 3), (4, 3), (4, 3)]
 
 
-def test_distributions_compile_whole():
+def test_distributions_compile_as_one_graph():
     def draw(loc, logits):
         x = TruncatedNormal(loc, 1.0, -1.0, 1.0).rsample((2,))
         return x.sum() + (OneHotCategorical(logits).rsample() * torch.arange(4)).sum()

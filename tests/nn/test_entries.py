@@ -49,7 +49,7 @@ def test_tuples_and_named_fields_are_nested():
         assert_close(y[names[1]], -inputs()["x"])
 
 
-def test_lists_stay_lists():
+def test_lists_are_stored_as_lists():
     assert [type(v) for v in written(lambda x: [x[0], "s"])] == [torch.Tensor, str]
     module = TensorDictModule(lambda parts: [isinstance(parts, list), *parts], ["parts"], ["y"])
     parts = [torch.zeros(T), torch.ones(T)]

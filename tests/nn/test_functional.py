@@ -294,7 +294,7 @@ def test_a_failed_call_changes_nothing():
     assert layer.weight.shape == (2, 3)
 
 
-def test_a_dict_that_is_an_argument():
+def test_a_dict_as_an_argument():
     class First(nn.Module):
         def forward(self, values):
             return values["a"] + 1

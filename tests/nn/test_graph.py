@@ -439,7 +439,7 @@ def test_svg_is_plain_and_in_the_order_of_the_modules(actor):
     assert [heights[name] for name in order] == sorted(heights[name] for name in order)
 
 
-def test_svg_frames_hold_their_modules_and_no_others():
+def test_svg_frames_contain_exactly_their_modules():
     middle = of("x>a", of("a>b", "b>c"), "c,x>d")
     svg = of(middle, "x>side", "d,side>y", "side>z").graph().svg()
     outer, inner = frames_of(svg)
@@ -514,7 +514,7 @@ def printed_blocks(page):
         yield printed.getvalue(), shown
 
 
-def test_the_page_shows_what_its_code_prints(tmp_path, monkeypatch):
+def test_the_page_shows_the_output_of_its_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parents[2] / "docs" / "graph.md"
     pairs = list(printed_blocks(page.read_text()))

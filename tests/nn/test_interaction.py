@@ -62,7 +62,7 @@ def test_a_decorated_function_and_its_inner_calls():
     assert compiled(torch.ones(2)).tolist() == [2, 2] and interaction_type() is None
 
 
-def test_a_block_holds_for_all_threads_unless_it_is_local():
+def test_a_block_applies_to_all_threads_unless_it_is_local():
     with set_interaction_type("mode"):
         assert in_another_thread(interaction_type) is InteractionType.MODE
     with set_interaction_type("mode", thread_local=True):
@@ -94,7 +94,7 @@ def test_ours_the_first_names_take_and_give_strings():
         set_interaction_mode("net_output")
 
 
-def test_the_type_holds_inside_a_decorated_generator_and_not_between_its_steps():
+def test_the_type_applies_inside_a_decorated_generator_but_not_between_its_steps():
     @set_interaction_type("random")
     def steps():
         sent = yield interaction_type()

@@ -191,7 +191,7 @@ MISTAKES = [  # a target, what it should follow, a rate, the error and its words
 
 
 @pytest.mark.parametrize("row", range(len(MISTAKES)))
-def test_mistakes_are_named_and_nothing_is_written(row):
+def test_errors_name_the_problem_and_nothing_is_written(row):
     target, online, rate, error, words = MISTAKES[row]
     before = copy.deepcopy(target)
     with pytest.raises(error, match=words):

@@ -156,7 +156,7 @@ def test_keys():
 # --- the type of interaction --------------------------------------------------------------------
 
 
-def test_draws_are_those_of_the_distributions():
+def test_draws_equal_those_of_the_distributions():
     seq = chain()
     with set_interaction_type("random"):
         torch.manual_seed(0)

@@ -469,7 +469,7 @@ def test_any_graph_can_be_shown(case):
 
 @examples(50)
 @given(cases(selections=True, kinds=("list", "list", "dict", "wrapper")), st.data())
-def test_a_trace_gives_the_same(case, data):
+def test_a_trace_gives_the_same_outputs(case, data):
     graph, env = case
     outs = plain(graph.keys()[1])
     if outs and data.draw(st.booleans()):

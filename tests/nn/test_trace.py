@@ -166,7 +166,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_traced_module_gives_the_same(name):
+def test_a_traced_module_gives_the_same_outputs(name):
     module = MODULES[name]()
     for scale in (1.0, 10.0, -10.0):
         same(module, inputs(scale))

@@ -227,7 +227,7 @@ def test_samplers_without_a_kernel_are_not_bound():
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1]])
-def test_sampled_actions_of_used_nodes_are_taken_from_the_memory(order):
+def test_sampled_actions_of_visited_nodes_come_from_the_memory(order):
     parent = torch.tensor([[-1, 0, -1], [-1, -1, -1]])  # of two roots, one of which has a child
     entries = {"parent": parent, "actions": torch.zeros(2, 3, 4, 1)}
     state = SimpleNamespace(shape=(2, 3, 4), order=torch.tensor(order), entries=entries)
@@ -240,7 +240,7 @@ def test_sampled_actions_of_used_nodes_are_taken_from_the_memory(order):
     assert entries["actions"].equal(expected)
 
 
-def test_normal_numbers_are_those_of_torch():
+def test_normal_numbers_equal_torch():
     p = (torch.arange(0, 2**23, 997).double() + 0.5) * 2.0**-23
     p = torch.cat([p, torch.tensor([2.0**-24, 1 - 2.0**-24, 1e-30], dtype=torch.float64)])
     found = torch.tensor([sampling.normal_quantile(x) for x in p.tolist()], dtype=torch.float64)

@@ -19,7 +19,7 @@ def prior(rows):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_four_simulations_of_a_bandit_are_those_worked_out_by_hand(backend):
+def test_four_simulations_of_a_bandit_equal_those_by_hand(backend):
     """With discount 0.5, c = 1 and P = (0.6, 0.4); s = c sqrt(N + 1).
 
     1. Root, N=0, s=1: 0 + 0.6 > 0 + 0.4, arm 0 makes node 1.

@@ -72,7 +72,7 @@ def plan(policy, boards, num_simulations, **settings):
     return POLICIES[policy](root, tictactoe.rules, num_simulations, discount=1.0, **settings)
 
 
-def test_the_rules_are_those_of_tictactoe():
+def test_the_rules_equal_tictactoe():
     boards, worth = tictactoe.positions()
     value = tictactoe.solution()
     assert (len(boards), len(value), value[(0,) * 9]) == (4520, 5478, 0)

@@ -69,7 +69,7 @@ def test_summary_golden():
         """)
 
 
-def test_summary_counts_what_it_leaves_out():
+def test_summary_counts_left_out_actions():
     assert small_tree().summary(max_nodes=4) == golden("""
         root 0: value +0.25, 10 simulations, depth 3, 8 nodes (4 shown)
         best path: 1 · 0 · 1
@@ -143,7 +143,7 @@ def test_summary_of_a_chain_and_names_on_their_line():
 # ------------------------------------------------------------------------ graph
 
 
-def test_graph_of_a_tree_made_by_hand():
+def test_graph_of_a_handmade_tree():
     graph = small_tree().to_graph(action_names=NAMES)
     assert graph == made_tree(SMALL, 4, 12, prior=PRIOR).to_graph(action_names=NAMES)  # free rows
     assert [node.row for node in graph.nodes] == list(range(8))
@@ -223,7 +223,7 @@ def test_most_visited_part_hangs_together(seed):
 
 
 @pytest.mark.parametrize("show", [Tree.summary, Tree.to_graph, Tree.to_svg])
-def test_mistakes(show):
+def test_invalid_calls_are_refused(show):
     tree = random_search(num_actions=3, num_simulations=2)
     for root in (-1, 2):
         words = rf"root={root}: .* 2 roots, so root must be in 0\.\.1"

@@ -208,7 +208,7 @@ def test_skip_existing_keeps_outputs():
     assert (td["action"] >= 0).all()
 
 
-def test_a_seed_gives_the_same_run():
+def test_a_seed_repeats_a_run():
     def run(generator, **entries):
         plan = KeyedSearch(MODEL, NOISY, generator=generator)
         assert plan.in_keys == ["observation"]

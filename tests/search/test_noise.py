@@ -10,14 +10,14 @@ SEEDS = draw_seeds(5_000, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("choice", [0, 2])
-def test_gumbel_noise_is_that_of_the_seeds(choice):
+def test_gumbel_noise_follows_the_seeds(choice):
     expected = seeded_gumbel(child_seed(SEEDS, torch.tensor(choice)), 7)
     torch.testing.assert_close(root_gumbel(SEEDS, 7, choice), expected)
     assert not root_gumbel(SEEDS, 7, choice + 1).equal(expected)
 
 
 @pytest.mark.parametrize("alpha", [0.03, 0.3, 2.0])
-def test_dirichlet_noise_is_that_of_the_seeds(alpha):
+def test_dirichlet_noise_follows_the_seeds(alpha):
     mask = torch.rand(len(SEEDS), 7, generator=torch.Generator().manual_seed(1)) < 0.6
     mask[:, 3] = True
     for legal in (mask, None):

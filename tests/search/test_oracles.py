@@ -103,7 +103,7 @@ def test_efficientzero_search_gives_the_recorded_visits_and_values(case, block, 
 
 
 @pytest.mark.parametrize(("case", "backend"), TRACES)
-def test_efficientzero_search_takes_the_recorded_path_in_every_simulation(case, backend):
+def test_efficientzero_search_follows_the_recorded_path_in_every_simulation(case, backend):
     tree = efficientzero(case, OPTIONS["reset_fixed"], backend)
     assert trace(tree, "parent", "action", "depth") == case["trace"]
 

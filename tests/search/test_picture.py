@@ -211,7 +211,7 @@ def test_colours_contrast_with_both_backgrounds():
 # ------------------------------------------------------------------------ the files
 
 
-def test_svg_is_well_formed_whatever_the_names():
+def test_svg_is_well_formed_for_any_names():
     names = ["<b>&\"'", "a\x00\x1b\nb", "\ud800\ufffe", "$x_1$ ]]>"]
     svg = small_tree().to_svg(action_names=names)
     shown = texts_of(svg)

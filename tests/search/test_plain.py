@@ -139,7 +139,7 @@ def test_random_ties_follow_their_seeds(kind, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kind", "max_depth"), [("plain", 1), ("everything", 2), ("prefix", 3)])
-def test_no_node_lies_deeper_than_the_depth_allowed(kind, max_depth, backend):
+def test_no_node_is_deeper_than_max_depth(kind, max_depth, backend):
     table, settings = shared(kind, 5, backend, "exclude", max_depth)
     tree = search(table.root(STATES), table, **settings)
     assert tree.data["depth"].max() == max_depth

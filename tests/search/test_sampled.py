@@ -187,7 +187,7 @@ def test_sampling_all_actions_equals_the_plain_search():
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 5])
-def test_weights_make_the_samples_stand_for_the_policy(num):
+def test_weights_correct_the_samples_to_the_policy(num):
     policy = torch.tensor([0.4, 0.3, 0.2, 0.07, 0.03])
     score = torch.tensor([1.0, -2.0, 3.0, 10.0, -20.0])
     samples = CategoricalSampler(num).sample(policy.log().expand(40000, 5), torch.arange(40000))

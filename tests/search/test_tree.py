@@ -138,7 +138,7 @@ def test_one_root_without_a_batch_dimension():
 # ------------------------------------------------------------------------ simulations
 
 
-def test_simulations_are_those_of_the_root_that_is_shown():
+def test_the_number_of_simulations_is_that_of_the_shown_root():
     root = outputs(torch.arange(2))
     gumbel = gumbel_policy(root, move, num_simulations=8).tree
     assert gumbel.data["visits"][:, 0].tolist() == [9, 9]  # the model's own value is one

@@ -293,7 +293,7 @@ def pool(**options):
     ],
     ids=str,
 )
-def test_chunks_come_back_joined_in_order(options):
+def test_chunks_are_joined_in_order(options):
     td = TensorDict({"a": torch.arange(6.0)}, [6])
     result = td.map(double, 0, **pool(**options))
     assert_leaves(result, {"c": td["a"] * 2})

@@ -152,7 +152,7 @@ def test_an_error_at_the_kth_write_changes_nothing(change, method, at, monkeypat
         assert state(td) != before
 
 
-def test_the_state_sees_each_kind_of_change():
+def test_the_state_function_notices_each_kind_of_change():
     """The oracle above can fail: each of these is a change."""
     for change in (
         lambda td: td.set("a", leaf()),

@@ -125,7 +125,7 @@ def into_another(td, at):
     return one, two
 
 
-def test_entries_stay_in_their_order(tmp_path):
+def test_entries_keep_their_order(tmp_path):
     TensorDict(b=1, n=dict(d=1, c=1), new=1, a=1).memmap(tmp_path)
     td = TensorDict(a=0, n=dict(c=0, d=0), old=0, b=0).load_memmap_(tmp_path)
     assert list(td.keys()) == ["a", "n", "b", "new"] and list(td["n"].keys()) == ["c", "d"]
@@ -249,7 +249,7 @@ anything = st.recursive(
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(anything)
 @example(np.arange(3, dtype=">i4"))
-def test_any_value_goes_through_json(value):
+def test_any_value_round_trips_through_json(value):
     assert content(decode(json.loads(json.dumps(encode(value, ()))))) == content(value)
 
 
@@ -449,7 +449,7 @@ def test_an_older_folder_is_replaced(tmp_path):
             assert new.st_ino != old.st_ino or new.st_size == old.st_size
 
 
-def test_tensors_of_its_own_files_in_another_order(tmp_path):
+def test_tensors_from_the_same_files_in_another_order(tmp_path):
     rows = torch.arange(6.0).reshape(2, 3)
     entries = {"a": jagged(), "b": jagged() + 5, "s": strided(), "t": strided() * 2}
     entries |= {"x": rows, "y": rows + 10, "c": torch.arange(4.0).view(2, 2)}
@@ -804,7 +804,7 @@ def test_tensors_are_aligned_to_their_dtype(tmp_path):
             assert (start + entry["data_offsets"][0]) % td[name].dtype.itemsize == 0
 
 
-def test_device_and_container_of_one_file(tmp_path):
+def test_loading_one_file_with_a_device_and_into_a_container(tmp_path):
     path = tmp_path / "x.safetensors"
     sample().save(path)
     assert TensorDict.load(path, device="meta")["n", "b"].is_meta

@@ -608,7 +608,7 @@ def test_the_check_can_fail():
 # --- what a function chooses, and what renaming empties ------------------------------------------
 
 
-def test_a_set_of_keys_may_be_what_a_function_chooses():
+def test_a_set_of_keys_may_be_selected_by_a_function():
     for td in (make(), lazy_stack([make(), make()])):
         td["text"] = "a string"
         ndim, seen = td.ndim, []
@@ -625,7 +625,7 @@ def test_a_set_of_keys_may_be_what_a_function_chooses():
         assert left is td and set(mine.keys(True, True)) == {C, E} and "b" not in td
 
 
-def test_renaming_removes_a_nested_container_of_which_nothing_is_left():
+def test_renaming_removes_an_emptied_nested_container():
     td = make()
     td["empty"] = TensorDict()
     for got in (td, lazy_stack([td, td])):

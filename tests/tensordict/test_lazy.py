@@ -561,7 +561,7 @@ def test_rows_of_entries_that_some_members_lack():
     assert (td[1]["only1"][:2] == 7).all()
 
 
-def test_lists_of_tensors_take_other_forms():
+def test_lists_of_tensors_in_other_forms():
     one, two = torch.zeros(2), torch.ones(3)
     assert lazy_stack([one, two], as_list=True) == [one, two]
     padded = lazy_stack([one, two], as_padded_tensor=True, padding_value=7, padding_side="left")

@@ -125,7 +125,7 @@ def test_existing_files(tmp_path, name, value):
     assert MemoryMappedTensor.empty(3, filename=path, existsok=True).tolist() == [2.0] * 3
 
 
-def test_mistakes(tmp_path):
+def test_invalid_calls_are_refused(tmp_path):
     make, path, no = MemoryMappedTensor, tmp_path / "x", tmp_path / "no"
     t, handler, f32 = mapped(path), make.zeros(2)._handler, torch.float32
     R, sizes = RuntimeError, torch.ones(2, 2)

@@ -164,7 +164,7 @@ def of_rows(rows):
     return TensorDict(a=torch.zeros(rows), n=inner, batch_size=[rows])
 
 
-def test_update_with_entries_in_both_ways():
+def test_update_accepts_entries_in_both_forms():
     for source in ({"a": 1, "b": 2}, TensorDict(a=1, b=2)):
         td = TensorDict(c=0)
         assert td.update(source, b=3, d=4) is td

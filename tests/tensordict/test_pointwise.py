@@ -405,7 +405,7 @@ def test_reductions(kind, op):
 
 
 @pytest.mark.parametrize("op", REDUCE)
-def test_reductions_of_features_and_into_one_tensor(op):
+def test_reductions_of_features_and_to_one_tensor(op):
     """ "feature": all dims after the batch; a leaf without any is unchanged."""
     td = make(0.5)
     rows = [value.reshape(B, T, -1) for value in leaves(td).values()]
@@ -567,7 +567,7 @@ def test_jagged_tensors_with_plain_ones():
         td.addcmul(td, td)
 
 
-def test_integers_beside_a_gradient():
+def test_integers_with_a_gradient():
     td = TensorDict(w=torch.ones(2, requires_grad=True), i=torch.tensor([1, -2]))
     calls = [lambda x: x + 1, lambda x: x * 2, lambda x: -x, lambda x: x.abs(), lambda x: x * x]
 
@@ -580,7 +580,7 @@ def test_integers_beside_a_gradient():
 
 
 @pytest.mark.parametrize("wrap", [lambda td: td, lambda td: lazy_stack(list(td.unbind(0)))])
-def test_what_holds_no_tensors_may_be_in_one_operand_only(wrap):
+def test_entries_without_tensors_may_be_in_one_operand_only(wrap):
     def plain():
         return wrap(TensorDict(a=torch.ones(2), batch_size=[2]))
 

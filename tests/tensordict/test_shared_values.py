@@ -69,7 +69,7 @@ def test_changes_are_visible_to_all_that_share(tmp_path, folder, method):
     assert all([sound(one) for one in (td, *others.values())])
 
 
-def test_a_forked_process_shares():
+def test_a_forked_process_shares_values():
     td = mapped(None)
     worker = FORK.Process(target=lambda: [change(td) for change in CHANGES.values()])
     worker.start(), worker.join()
@@ -115,7 +115,7 @@ def test_changes_in_quick_succession_of_equal_length(tmp_path):
             assert td["text"] == i % 10
 
 
-def test_a_value_that_json_cannot_hold_changes_nothing(tmp_path):
+def test_a_value_that_json_cannot_represent_changes_nothing(tmp_path):
     td = mapped(tmp_path)
     plain = sample().memmap(tmp_path / "plain")
     for one in (td, plain):
@@ -218,7 +218,7 @@ def test_a_single_file_shares_no_values(tmp_path):
         sample().save(tmp_path / "td.safetensors", share_non_tensor=True)
 
 
-def test_the_record_says_that_values_are_shared(tmp_path):
+def test_the_record_marks_shared_values(tmp_path):
     mapped(tmp_path)
     entries = json.loads((tmp_path / "meta.json").read_text())["entries"]
     assert entries["text"]["shared"] is True and "shared" not in entries["a"]

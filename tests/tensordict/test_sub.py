@@ -144,7 +144,7 @@ def test_keys_are_removed_from_the_parent(parent):
     each([(name, key) for name in REMOVALS for key in ("int", "slice", "mask")], check)
 
 
-def test_writes_all_or_nothing():
+def test_writes_are_all_or_nothing():
     def check(write):
         td = make()
         with pytest.raises((RuntimeError, KeyError, TypeError, ValueError)):

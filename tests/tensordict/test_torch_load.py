@@ -93,7 +93,7 @@ class Calls:
         *((print, "a"), (MemoryMappedTensor.from_filename, "/etc/hostname", torch.uint8, (1,))),
     ],
 )
-def test_a_file_can_call_nothing_else(call):
+def test_a_file_cannot_call_other_functions(call):
     CALLED.clear()
     with pytest.raises((pickle.UnpicklingError, TypeError)):
         through_torch(Calls(*call))

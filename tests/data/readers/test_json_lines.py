@@ -306,7 +306,7 @@ def test_a_small_compressed_file_that_needs_a_large_memory_is_refused(tmp_path):
         tracemalloc.stop()
 
 
-def test_long_lines_are_read_whole(tmp_path, monkeypatch):
+def test_long_lines_are_read_completely(tmp_path, monkeypatch):
     monkeypatch.setattr("raffia.data.readers.json_text.SMALL_BYTES", 64)
     numbers = np.random.default_rng(0).integers(0, 10**9, 2000).tolist()
     line = {"obs": [*numbers, 1], "action": numbers, "reward": numbers}

@@ -161,7 +161,7 @@ def test_files_that_were_damaged(tmp_path, damage, where, why):
     assert why in found.why and (found.__cause__ is None) == (damage is not_a_bool) or "OSE" in why
 
 
-def test_files_and_folders_of_something_else(tmp_path):
+def test_other_files_and_folders_are_refused(tmp_path):
     with h5py.File(tmp_path / "hopper.hdf5", "w") as file:
         file["observations"] = np.zeros((5, 3))
         file["terminals"] = np.zeros(5, bool)
@@ -223,7 +223,7 @@ def test_episodes_that_are_refused(tmp_path, add, why):
         episodes[-1]  # whichever is read first
 
 
-def test_an_attribute_that_is_a_reference(tmp_path):
+def test_an_attribute_that_is_a_reference_is_refused(tmp_path):
     folder = made(tmp_path, lambda file: attributes(self=file["episode_0"].ref)(file))
     episodes = read_minari(folder)
     assert len(episodes[0]) == 3
