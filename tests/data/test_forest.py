@@ -438,8 +438,8 @@ MISTAKES = [
 
 
 def test_errors_name_the_problem():
-    for call, error, words in MISTAKES:
-        with pytest.raises(error, match=words):
+    for call, error, match in MISTAKES:
+        with pytest.raises(error, match=match):
             call()
     assert len(EMPTY) == len(EMPTY.nodes) == 0
 

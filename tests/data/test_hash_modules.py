@@ -190,6 +190,6 @@ MISTAKES = [
 
 
 def test_invalid_calls_are_refused():
-    for call, error, words in MISTAKES:
-        with pytest.raises(error, match=words):
+    for call, error, match in MISTAKES:
+        with pytest.raises(error, match=match):
             call()

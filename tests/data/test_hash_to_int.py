@@ -72,8 +72,8 @@ REFUSED = [
         for c in (tensor([[1], [2]]), tensor([[1.0]]), tensor([1]), tensor(1))
     ],
     *[
-        (lambda t, s=s: t.load_state_dict({"_extra_state": s}), ValueError, words)
-        for s, words in [
+        (lambda t, s=s: t.load_state_dict({"_extra_state": s}), ValueError, match)
+        for s, match in [
             (tensor([5, 5]), "row 1 is equal to an earlier row"),
             (tensor([5.0]), r"int64 of shape \[len\] .* got torch.float32 \[1\]"),
             ("hashes", "got 'hashes'"),
@@ -84,10 +84,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
-def test_a_refused_call_changes_nothing(call, error, words):
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED)
+def test_a_refused_call_changes_nothing(call, error, match):
     to_int = filled()
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=match):
         call(to_int)
     assert to_int(tensor([-1, 7, 9])).tolist() == [1, 0, 2] and len(to_int) == 2
 

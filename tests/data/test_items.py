@@ -71,14 +71,14 @@ def test_a_list_is_read_as_items(kind, name):
 
 def test_items_of_different_structure_are_refused():
     buffer, x = buffer_of(), torch.zeros(1)
-    for items, error, words in [
+    for items, error, match in [
         ([torch.zeros(3), torch.zeros(2)], ValueError, r"item 1 of.*\[2\].*as a tuple or a dict"),
         ([{"a": x, "b": x}, {"a": x}], ValueError, "item 1 of the list, entry 'b' is missing"),
         ([{"a": 1}, {"a": 2}, {"a": "three"}], TypeError, "item 2 of the list.*is a str"),
         ([], ValueError, "the list has no items"),
         (np.array(["a", "b"]), TypeError, "numpy array of dtype .*U1.* cannot be stored"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             buffer.extend(items)
     with pytest.raises(TypeError, match=r"\('obs', 0\) is a float.*torch.as_tensor"):
         buffer.add({"obs": [0.5, 1.5]})  # a list of numbers is no tensor

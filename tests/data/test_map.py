@@ -68,15 +68,15 @@ def plain(td):
 
 
 @contextmanager
-def refused(error, words, m, *tds):
-    """The block raises `error` with `words` in its message; the map and `tds` stay as they are."""
+def refused(error, match, m, *tds):
+    """The block raises `error` with `match` in its message; the map and `tds` stay as they are."""
 
     def state():
         saved = {name: x.tolist() for name, x in m.state_dict().items()}
         return saved, len(m), [plain(td) for td in tds if isinstance(td, TensorDict)]
 
     before = state()
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=match):
         yield
     assert state() == before
 
@@ -506,16 +506,16 @@ FITS_AN_EMPTY_MAP = {"missing entry", "no entry", "row shape", "dtype", "extra e
 
 @pytest.mark.parametrize("kind", BAD_VALUES)
 def test_bad_values_change_nothing(kind):
-    value, words = BAD_VALUES[kind]
+    value, match = BAD_VALUES[kind]
     error = TypeError if kind == "dict" else WRONG
     m = make()
     m[k(1, 2)] = v(10, 20).set("w", torch.zeros(2))
     maps = [m] if kind in FITS_AN_EMPTY_MAP else [m, make()]
     for m, numbers in itertools.product(maps, [(1, 2), (8, 9), (9, 9)]):
         query = k(*numbers)
-        with refused(error, words, m, query, value):
+        with refused(error, match, m, query, value):
             m[query] = value
-        with refused(error, words, m, query, value):
+        with refused(error, match, m, query, value):
             m.update(query, value, merge="first", accumulate=True)
     if len(maps) == 2:  # not even what entries look like is known
         m[TensorDict({"k": torch.ones(2, 3)}, [2])] = TensorDict({"z": torch.ones(2)}, [2])
@@ -532,14 +532,14 @@ BAD_QUERIES = {
 
 @pytest.mark.parametrize("kind", BAD_QUERIES)
 def test_bad_queries_are_refused_everywhere(kind):
-    query, error, words = BAD_QUERIES[kind]
+    query, error, match = BAD_QUERIES[kind]
     for m in (make(), filled(1, 2)):
         for ask in (
             *(m.__getitem__, m.contains, m.__contains__, m.rows, m.delete, m.__delitem__, m.pop),
             lambda query, m=m: m.get(query, v(0)[0]),
             lambda query, m=m: m.__setitem__(query, v(1, 2)),
         ):
-            with refused(error, words, m, query):
+            with refused(error, match, m, query):
                 ask(query)
 
 
@@ -589,8 +589,8 @@ REFUSED = {
     "failing hash": (update(3, 9), RuntimeError, "no"),
     "default of an empty one": (lambda m: m.get(k(1), 0.0), UnknownRowError, "from_tensordict_pa"),
     **{
-        f"{merge} of {dtype} {n}": (update(*n, dtype=dtype, merge=merge), ValueError, words)
-        for merge, dtype, words in [
+        f"{merge} of {dtype} {n}": (update(*n, dtype=dtype, merge=merge), ValueError, match)
+        for merge, dtype, match in [
             ("mean", torch.int64, "mean.*floating"),
             ("mean", torch.bool, "mean.*floating"),
             ("sum", torch.bool, "sum.*bool"),
@@ -611,11 +611,11 @@ MADE_WITH = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_refused_call_changes_nothing(kind):
-    call, error, words = REFUSED[kind]
+    call, error, match = REFUSED[kind]
     m = make(**MADE_WITH.get(kind, {}))
     if "hash" not in kind and " of torch" not in kind and kind != "default of an empty one":
         m[k(1, 2)] = v(10, 20)
-    with refused(error, words, m):
+    with refused(error, match, m):
         call(m)
 
 

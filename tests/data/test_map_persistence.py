@@ -177,7 +177,7 @@ def test_other_folders_are_left_alone(folder):
     storage.extend(values(1, 2))
     storage.save(folder / "storage")
     filled(1).save(folder / "map")
-    for call, path, error, words in [
+    for call, path, error, match in [
         (TensorDictMap.load, folder / "nothing", FileNotFoundError, "nothing"),
         (TensorDictMap.load, folder, FileNotFoundError, "manifest"),
         (filled(1).save, folder, FileExistsError, "holds other files"),
@@ -187,7 +187,7 @@ def test_other_folders_are_left_alone(folder):
         (filled(1).save, folder / "storage", FileExistsError, None),
         (storage.load, folder / "map", ValueError, "TensorDictMap"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             call(path)
     assert sorted(os.listdir(folder)) == ["map", "storage", "thesis.txt"]
 

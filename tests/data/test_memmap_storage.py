@@ -162,8 +162,8 @@ def test_torn_rows_are_never_returned_and_the_longest_run_of_items_is_kept(folde
     storage._files.leaves[1][[6, 7]] += 1  # items 16 and 17 are torn, as by a kill
     with MemmapStorage.open(folder, mode="r") as reader:
         assert numbers_in(reader.get([0, 5])) == [20, 15]
-        words = r"rows \[6, 7\] do not match their .* crash .* repairs them; if the files are"
-        with pytest.raises(DamagedFileError, match=words):
+        match = r"rows \[6, 7\] do not match their .* crash .* repairs them; if the files are"
+        with pytest.raises(DamagedFileError, match=match):
             reader.get(slice(None))
     del storage
     for lost in (3, 0):
@@ -238,7 +238,7 @@ def test_a_refused_call_changes_no_file(folder, tmp_path):
     text.parent.mkdir()
     text.write_text("text")
     before = {path.name: names(path) for path in tmp_path.iterdir()}
-    for call, error, words in [
+    for call, error, match in [
         (lambda: MemmapStorage(5, folder), RuntimeError, f"in process {os.getpid()}"),
         (lambda: storage.load_state_dict(other.state_dict()), ValueError, "new folder"),
         (lambda: other.save(folder), FileExistsError, "other files"),
@@ -249,7 +249,7 @@ def test_a_refused_call_changes_no_file(folder, tmp_path):
         (lambda: MemmapStorage(None, folder), ValueError, "a MemmapStorage needs a max_size"),
         (lambda: MemmapStorage(5, folder, mode="w"), ValueError, "mode='w' must be one of 'r.'"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             call()
     assert numbers_of(storage) == [0, 1, 2, 3]
     storage.close()
@@ -280,13 +280,13 @@ DAMAGES = [
 
 
 def test_damaged_files(tmp_path):
-    for i, (damage, error, words) in enumerate(DAMAGES):
+    for i, (damage, error, match) in enumerate(DAMAGES):
         folder = tmp_path / str(i)
         filled(folder).close()
         damage(folder)
         before = names(folder)
         for mode in ("r", "r+", "r+"):  # the second time: the lock was released
-            with pytest.raises(error, match=words):
+            with pytest.raises(error, match=match):
                 MemmapStorage.open(folder, mode=mode)
         assert names(folder) == before
 
@@ -316,11 +316,11 @@ FULL_DISKS = {
 
 @pytest.mark.parametrize("where", FULL_DISKS)
 def test_after_a_failed_first_write_the_next_one_works(folder, monkeypatch, where):
-    fill, words = FULL_DISKS[where]
+    fill, match = FULL_DISKS[where]
     storage = MemmapStorage(5, folder)
     with monkeypatch.context() as patch:
         fill(patch)
-        with pytest.raises(OSError, match=words):
+        with pytest.raises(OSError, match=match):
             storage.extend(step([1]))
     assert names(folder) == ["lock"] and storage.structure is None and len(storage) == 0
     if where == "before":

@@ -299,17 +299,17 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_invalid_calls_change_nothing(kind):
-    new, entries, words = WRONG[kind]
+    new, entries, match = WRONG[kind]
     missing = kind in ("missing", "misspelt", "through a leaf")
     error = KeyError if missing else (TypeError, ValueError, RuntimeError)
     query, td = new(), make(**entries)
     before = list(td.keys(True)) if entries else state(td)
     for clone in (True, False):
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             query(td, clone=clone)
         assert before == (list(td.keys(True)) if entries else state(td))
         assert len(query.hash_to_int) == 0
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=match):
         query.hash(td) if kind != "through a leaf" else query(td)
 
 

@@ -293,8 +293,8 @@ MISTAKES = [
 
 
 def test_invalid_calls_are_refused():
-    for call, error, words in MISTAKES:
-        with pytest.raises(error, match=words):
+    for call, error, match in MISTAKES:
+        with pytest.raises(error, match=match):
             call()
     assert len(PLAIN.sample(2)) == 2
 
@@ -394,11 +394,11 @@ def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path):
         buffer.save(tmp_path / saved)
         other.extend(steps(20, 2))
         was, now = (type(one.sampler).__name__ for one in (buffer, other))
-        words = f"buffer has a {was}, but this one has a {now}: load it"
+        text = f"buffer has a {was}, but this one has a {now}: load it"
         none = "not belong to a replay buffer: it has no kind, total, sampler"
         for load, state, match in [
-            (other.load, tmp_path / saved, words),
-            (other.load_state_dict, buffer.state_dict(), words),
+            (other.load, tmp_path / saved, text),
+            (other.load_state_dict, buffer.state_dict(), text),
             (other.load_state_dict, {}, none),
         ]:
             with pytest.raises(ValueError, match=match):

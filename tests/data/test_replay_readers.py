@@ -165,6 +165,6 @@ def mistakes():
 
 
 def test_invalid_calls_are_refused():
-    for call, error, words in mistakes():
-        with pytest.raises(error, match=words):
+    for call, error, match in mistakes():
+        with pytest.raises(error, match=match):
             call()

@@ -138,14 +138,14 @@ def test_no_rows_and_empty_rows(version):
 def test_invalid_calls_are_refused():
     out, ones = torch.zeros(N, 2), torch.ones(N, A)
     matching = r"same number of rows and be on one device; got \[2, 3\]"
-    for values, options, words in [
+    for values, options, match in [
         ([], {}, "pass at least one tensor"),
         ([torch.zeros(2, A), torch.zeros(3)], {}, matching),
         ([torch.tensor(1.0)], {}, "has no rows"),
         ([ones], {"out": out}, r"out must be int64 \[5, 2\] on cpu"),
         ([ones], {"out": out.long()[:, :1]}, r"out must be int64 \[5, 2\] on cpu"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=match):
             packed(values, **options)
     assert not out.any()
     room = torch.full((2, N), 7).T  # strided

@@ -287,11 +287,11 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "words"), MISTAKES)
-def test_invalid_calls_change_nothing(call, error, words):
+@pytest.mark.parametrize(("call", "error", "match"), MISTAKES)
+def test_invalid_calls_change_nothing(call, error, match):
     sampler = prioritized_sampler([1.0, 2.0, 5.0])
     before, version = sampler.draw(50, range(3), rng()), sampler.version
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=match):
         call(sampler)
     after = sampler.draw(50, range(3), rng())
     assert torch.equal(before.items, after.items) and sampler.version == version

@@ -263,13 +263,13 @@ def test_out_is_filled_or_refused_before_anything_is_drawn():
     assert same_samples(out, other.sample(4))
     state = generator.get_state()
     double = out.copy().set("discount", out["discount"].double())
-    for n, wrong, error, words in [
+    for n, wrong, error, match in [
         (4, out.clone(), ValueError, "entry 'obs' must be as in a sample.*not a copy"),
         (5, out, ValueError, "out cannot be filled"),
         (4, double, ValueError, "'discount' must be as in a sample, torch.float32"),
         (4, out.exclude("reward"), KeyError, "reward"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             buffer.sample(n, out=wrong)
     assert torch.equal(generator.get_state(), state)
 
@@ -354,8 +354,8 @@ MISTAKES = {
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_invalid_calls_change_nothing(kind):
     buffer = filled(**BY_PRIORITY)
-    before, (call, error, words) = buffer.state_dict(), MISTAKES[kind]
-    with pytest.raises(error, match=words):
+    before, (call, error, match) = buffer.state_dict(), MISTAKES[kind]
+    with pytest.raises(error, match=match):
         call(buffer)
     assert same_states(before, buffer.state_dict())
 
@@ -384,8 +384,8 @@ REFUSED = [
 
 
 def test_invalid_options_are_refused():
-    for options, error, words in REFUSED:
-        with pytest.raises(error, match=words):
+    for options, error, match in REFUSED:
+        with pytest.raises(error, match=match):
             make(**options)
 
 
@@ -393,7 +393,7 @@ def test_other_invalid_calls_are_refused():
     buffer, empty, few = filled(), make(), filled(replacement=False, **BY_PRIORITY)
     six = torch.stack([steps_of(1)[0]] * 6)
     index, ones = torch.tensor([0]), torch.ones(3)
-    for call, error, words in [
+    for call, error, match in [
         (lambda: buffer.update_priority(index, 1.0), TypeError, "no priorities; create it with al"),
         (lambda: buffer.extend(steps_of(3), priority=ones), TypeError, "no priorities"),
         (lambda: setattr(buffer, "beta", 0.5), ValueError, "so samples have no weights"),
@@ -401,7 +401,7 @@ def test_other_invalid_calls_are_refused():
         (lambda: make(num_rows=10).add(six), ValueError, "6 environments can .* takes 12 rows"),
         (lambda: empty.sample(2), ValueError, "0 rows have been added, and a step needs 3 rows"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             call()
     assert buffer.beta is None and (empty or make()) is empty
     empty.extend(steps_of(3))
@@ -599,12 +599,12 @@ def test_a_damaged_state_is_refused(what):
     buffer.extend(steps_of(3))  # an unfinished episode
     before, state = buffer.state_dict(), buffer.state_dict()
     if what in DAMAGE:
-        words = "links between rows do not form episodes"
+        match = "links between rows do not form episodes"
         DAMAGE[what](state["buffer"]["episodes"][what])
     else:
-        words = f"it has no .*{LACKS[what]}"
+        match = f"it has no .*{LACKS[what]}"
         del functools.reduce(dict.__getitem__, what, state)[LACKS[what]]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=match):
         buffer.load_state_dict(state)
     assert same_states(buffer.state_dict(), before)
     buffer.load_state_dict(before)

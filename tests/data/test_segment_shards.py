@@ -192,7 +192,7 @@ def test_invalid_calls_are_refused():
     rows = replay.sample(10)["step_index"]
     fresh = TensorDict(value=rows.float(), batch_size=rows.shape)
     one = torch.tensor([0])
-    for call, error, words in [
+    for call, error, match in [
         (lambda: ReplayShards([]), ValueError, "no shards"),
         (lambda: ReplayShards([buffer] * 2), ValueError, "some of the 2 shards are the same"),
         (lambda: replay.extend(steps_of(4, 3)), ValueError, r"\[4, 3\] cannot be divided equally"),
@@ -211,7 +211,7 @@ def test_invalid_calls_are_refused():
             "the state has 3 shards, but here there",
         ),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             call()
     weighted = make(2, alpha=0.6, beta=0.4)
     index = weighted.extend(steps_of(4, 2))

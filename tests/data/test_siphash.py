@@ -312,8 +312,8 @@ MISTAKES = [
 
 
 def test_invalid_calls_are_refused():
-    for x, options, error, words in MISTAKES:
-        with pytest.raises(error, match=words):
+    for x, options, error, match in MISTAKES:
+        with pytest.raises(error, match=match):
             siphash(x, **options)
 
 

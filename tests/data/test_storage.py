@@ -183,11 +183,11 @@ def test_lazy_stacks_become_dense_and_order_does_not_matter(make):
     assert type(found) is TensorDict and numbers_in(found) == [7, 8]
     storage = make(4)
     ragged = [TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))]
-    for members, words in [
+    for members, match in [
         ([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(2), b=1)], "'b' is "),
         *([] if storage.mixes_shapes else [(ragged, "cannot be made dense")]),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=match):
             storage.extend(lazy_stack(members))
         assert len(storage) == 0 and storage.structure is None
     storage.extend({"a": torch.zeros(1), "b": torch.ones(1)})
@@ -225,8 +225,8 @@ def test_rows_of_another_structure_are_refused(make):
     storage.extend({"a": torch.zeros(1), "b": torch.zeros(1)})
     not_here = NOT_HERE if storage.mixes_shapes else [*NOT_HERE, OTHER_SHAPE]
     for one, cases in ((empty, NEVER), (storage, not_here)):
-        for data, error, words in cases:
-            with pytest.raises(error, match=words):
+        for data, error, match in cases:
+            with pytest.raises(error, match=match):
                 one.extend(data)
     assert storage.total == 1 and empty.structure is None and len(empty) == 0
     assert (empty or None) is empty
@@ -245,8 +245,8 @@ BAD_ROWS = [
 def test_invalid_rows_and_sizes_are_refused(tmp_path):
     storage = TensorStorage(9)
     storage.extend(torch.arange(2))
-    for rows, words in BAD_ROWS:
-        with pytest.raises(IndexError, match=words):
+    for rows, match in BAD_ROWS:
+        with pytest.raises(IndexError, match=match):
             storage.get(rows)
     for size in (0, -1, 2.0, "3"):
         for cls in (TensorStorage, lambda n: MemmapStorage(n, tmp_path / "x")):
@@ -373,12 +373,12 @@ DAMAGES = [
 
 
 def test_a_damaged_state_changes_nothing(tmp_path):
-    for i, (change, words) in enumerate(DAMAGES):
+    for i, (change, match) in enumerate(DAMAGES):
         for storage in (TensorStorage(5), MemmapStorage(5, tmp_path / str(i))):
             storage.extend(torch.arange(2))
             state = storage.state_dict()
             change(state)
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises(ValueError, match=match):
                 storage.load_state_dict(state)
             assert storage.get(slice(None)).tolist() == [0, 1] and storage.total == 2
 

@@ -109,11 +109,11 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "words"), MISTAKES)
-def test_invalid_calls_change_nothing(call, error, words):
+@pytest.mark.parametrize(("call", "error", "match"), MISTAKES)
+def test_invalid_calls_change_nothing(call, error, match):
     tree = SumTree(5)
     tree.set(torch.arange(5), 1.0)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=match):
         call(tree)
     assert tree.get(torch.arange(5)).tolist() == [1.0] * 5 and tree.total() == 5.0
     assert tree.sample(uniform(3)).tolist() == (uniform(3) * 5).long().tolist()

@@ -127,8 +127,8 @@ NOT_OFFERED = [
 
 
 def test_unsupported_options_are_refused():
-    for make, words in NOT_OFFERED:
-        with pytest.raises(ValueError, match=words):
+    for make, match in NOT_OFFERED:
+        with pytest.raises(ValueError, match=match):
             make()
     for wrong in ({"transform": 3}, {"collate_fn": "stack"}):
         with pytest.raises(TypeError, match="must be a function of a batch; got"):
@@ -288,14 +288,14 @@ def test_invalid_ranks_change_nothing():
     buffer.extend(TensorDict(score=torch.tensor([1.0, 2.0]), batch_size=[2]))
     before = buffer[:]
     nan = TensorDict(score=torch.tensor([9.0, float("nan")]), batch_size=[2])
-    for one, data, error, words in [
+    for one, data, error, match in [
         (buffer, nan, ValueError, "NaN"),
         (buffer, scored(7), ValueError, None),  # of another dtype than those here
         (best(None, ListStorage), scored(1), ValueError, "needs a storage with a max_size"),
         (best(3, rank_key="other"), scored(1), KeyError, "no .*rank_key="),
         (plain, torch.ones(2), TypeError, "must be containers"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             one.extend(data)
     assert (buffer[:] == before).all()
 

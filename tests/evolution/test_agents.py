@@ -331,7 +331,7 @@ def with_lora():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "match"),
     [
         (lambda: TournamentSelection(4, True, 3), "=4 is larger than the population of 3"),
         (lambda: TournamentSelection(1, True, 1), "elitism=False, or more members"),
@@ -347,8 +347,8 @@ def with_lora():
         (lambda: Mutations(0, 0, 0, 0, 0, 0), "all probabilities are 0"),
     ],
 )
-def test_invalid_calls_are_refused(call, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_calls_are_refused(call, match):
+    with pytest.raises(ValueError, match=match):
         call()
 
 
@@ -384,7 +384,7 @@ def selected(*agents, size=3, **options):
 def test_invalid_ranges_are_refused_before_anything_changes():
     population = population_of()
     before = [all_of(agent) for agent in population]
-    for ranges, words in (
+    for ranges, match in (
         ({"taau": HyperRange(0.5, 0.9)}, "no hyper-parameter 'taau'. Did you mean \"tau\""),
         ({"learning_rate": HyperRange(1e-5, 1e-2)}, "It has: alpha, .* lr"),
         ({"lr": HyperRange(1e-5, 1e-3)}, "lr starts at 0.01, outside of its range"),
@@ -392,7 +392,7 @@ def test_invalid_ranges_are_refused_before_anything_changes():
         ({"clip_weight": HyperRange(1, 8)}, "clip_weight of agent 0 is None"),
     ):
         changes = mutations("rl_hp", hyper_ranges={"tau": HyperRange(0.5, 0.9), **ranges})
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=match):
             changes.mutation(population)
         assert all(same(all_of(a), b) for a, b in zip(population, before, strict=True))
         assert changes.number == 0

@@ -150,7 +150,7 @@ def test_a_population_of_one_and_invalid_calls():
     def of(size, **options):
         return Evolution(size, SelectionConfig(**options), NOTHING)
 
-    for call, words in (
+    for call, match in (
         (lambda: of(4, tournament_size=5), "=5 is larger .* of 4"),
         (lambda: of(2).step(state_of(2), draws()), r"evaluated yet: call record\(fitness\)"),
         (lambda: of(2).record([1.0, 2.0, 3.0]), "of 3 members, but the population has 2"),
@@ -158,7 +158,7 @@ def test_a_population_of_one_and_invalid_calls():
         (lambda: of(1, tournament_size=1), "so a population of one"),
         (lambda: of(1, tournament_size=1, method="truncation"), "so a population of one"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=match):
             call()
     for method in ("tournament", "truncation"):
         selection = SelectionConfig(method=method, tournament_size=1, elitism=False)

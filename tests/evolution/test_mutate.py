@@ -441,6 +441,6 @@ REFUSED = [
 
 
 def test_invalid_calls_are_refused():
-    for call, words in REFUSED:
-        with pytest.raises(ValueError, match=words):
+    for call, match in REFUSED:
+        with pytest.raises(ValueError, match=match):
             call()

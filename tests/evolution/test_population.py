@@ -301,8 +301,8 @@ ROWS = regression_batch(B)
 
 
 def test_invalid_calls_are_refused():
-    for call, words in REFUSED:
-        with pytest.raises(ValueError, match=words):
+    for call, match in REFUSED:
+        with pytest.raises(ValueError, match=match):
             call(lambda *args, **options: Population(Regression(), *args, **options))
     state = starts()
     changed = with_hyper(state, {"scale": torch.tensor([2, 3]), "batch_size": [4, 5]})

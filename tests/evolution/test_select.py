@@ -112,8 +112,8 @@ def chosen(select, size, seed=0, **options):
 
 
 def test_other_population_sizes_and_invalid_calls():
-    for call, words in REFUSED:
-        with pytest.raises(ValueError, match=words):
+    for call, match in REFUSED:
+        with pytest.raises(ValueError, match=match):
             call()
     SelectionConfig(elitism=False, tournament_size=1).check(1)
     SelectionConfig(method="truncation", tournament_size=5).check(4)

@@ -31,8 +31,8 @@ def shim(tmp_path_factory):
     if compiler is None or sys.platform != "linux":
         pytest.skip("no compiler of C, or a system that has no LD_PRELOAD")
     out = tmp_path_factory.mktemp("shim") / "shim.so"
-    words = [compiler, "-O1", "-fPIC", "-shared", "-o", out, HERE / "shim.c", "-ldl", "-lpthread"]
-    subprocess.run([*map(str, words)], check=True, timeout=60)
+    command = [compiler, "-O1", "-fPIC", "-shared", "-o", out, HERE / "shim.c", "-ldl", "-lpthread"]
+    subprocess.run([*map(str, command)], check=True, timeout=60)
     return out
 
 

@@ -87,7 +87,7 @@ def damage_manifest(path, change):
 
 
 @pytest.mark.parametrize(
-    "damage, words",
+    "damage, match",
     [
         (lambda p: next(p.glob("a.raffia*")).write_text("onE"), "not what was saved"),
         (lambda p: next(p.glob("a.raffia*")).write_text("on"), "holds 2 bytes, not 3"),
@@ -98,10 +98,10 @@ def damage_manifest(path, change):
         (lambda p: damage_manifest(p, lambda r: r.pop("sha256")), "checksum differs"),
     ],
 )
-def test_damage_is_found(tmp_path, damage, words):
+def test_damage_is_found(tmp_path, damage, match):
     write(tmp_path, a="one")
     damage(tmp_path)
-    with pytest.raises(DamagedFileError, match=words):
+    with pytest.raises(DamagedFileError, match=match):
         read_folder(tmp_path, "letter", 1)
 
 

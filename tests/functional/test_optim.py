@@ -192,9 +192,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("call, words", REFUSED, ids=[words for _, words in REFUSED])
-def test_invalid_arguments_are_refused(call, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("call, match", REFUSED, ids=[match for _, match in REFUSED])
+def test_invalid_arguments_are_refused(call, match):
+    with pytest.raises(ValueError, match=match):
         call()
 
 

@@ -153,14 +153,14 @@ def test_new_forms_of_containers():
 
     graph, known = graphed(plus(), warmup=1), td(A, batch_size=[B])
     graph(known.copy())
-    for args, kwargs, error, words in (
+    for args, kwargs, error, match in (
         ([td(A)], {}, ValueError, "batch_size"),
         ([td(A + 1, batch_size=[B])], {}, ValueError, "shape"),
         ([td(A, key="z", batch_size=[B])], {}, KeyError, "'x'"),
         ([known, torch.ones(1)], {}, ValueError, "entries of the container"),
         ([known], {"more": 1}, ValueError, "recorded with"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             graph(*args, **kwargs)
 
 

@@ -143,10 +143,10 @@ ERRORS = [  # a distribution, the call, the error, and part of its message
 @pytest.mark.parametrize("row", range(len(ERRORS)))
 def test_distributions_without_a_deterministic_value(row):
     """A module averages draws after a NoMeanError, and after no other error."""
-    dist, ask, kind, words = ERRORS[row]
+    dist, ask, kind, match = ERRORS[row]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the error says it all, with or without a warning before
-        with pytest.raises(kind, match=words) as error:
+        with pytest.raises(kind, match=match) as error:
             ask(dist)
     assert isinstance(error.value, NotImplementedError) is (kind is not RuntimeError)
     assert ask is value or isinstance(error.value, NoMeanError) is (kind is NoMeanError)

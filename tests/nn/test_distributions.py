@@ -445,8 +445,8 @@ ERRORS = [  # a call, its error, and words of its message
 
 @pytest.mark.parametrize("row", range(len(ERRORS)))
 def test_errors(row):
-    wrong, kind, words = ERRORS[row]
-    with pytest.raises(kind, match=words):
+    wrong, kind, match = ERRORS[row]
+    with pytest.raises(kind, match=match):
         wrong()
 
 

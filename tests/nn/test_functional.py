@@ -273,8 +273,8 @@ ERRORS = [  # a call, its error, and words of its message and notes
 
 @pytest.mark.parametrize("row", range(len(ERRORS)))
 def test_errors(row):
-    wrong, kind, words = ERRORS[row]
-    with pytest.raises(kind, match=f"(?s){words}"):
+    wrong, kind, match = ERRORS[row]
+    with pytest.raises(kind, match=f"(?s){match}"):
         wrong()
 
 

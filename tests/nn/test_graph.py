@@ -488,8 +488,8 @@ CHECKS = [  # a call that is refused, and words of the error
 
 @pytest.mark.parametrize("row", range(len(CHECKS)))
 def test_keys_that_do_not_fit_are_refused(row):
-    wrong, words = CHECKS[row]
-    with pytest.raises(ValueError, match=words):
+    wrong, match = CHECKS[row]
+    with pytest.raises(ValueError, match=match):
         wrong()
 
 

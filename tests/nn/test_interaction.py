@@ -22,13 +22,13 @@ def test_types_are_strings_and_found_by_name():
     assert [str(kind) for kind in InteractionType] == names and InteractionType.MEAN == "mean"
     for name in ("random", "RANDOM"):
         assert InteractionType(name) is InteractionType.from_str(name) is InteractionType.RANDOM
-    for make, wrong, words in (
+    for make, wrong, match in (
         (InteractionType, 3, "not a valid InteractionType"),
         (InteractionType, "sometimes", "'mode', 'median', 'mean', 'random', 'deterministic'"),
         (InteractionType.from_str, "Randm", 'Did you mean "random"'),
         (set_interaction_type, "determinstic", 'Did you mean "deterministic"'),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=match):
             make(wrong)
 
 

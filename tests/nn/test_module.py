@@ -265,8 +265,8 @@ def test_get_kwargs_reach_get():
 ERRORS = [  # a call, its error, and words of its message and notes
     (lambda td: M(named, {"x": 1}, ["z"]), ValueError, "in_keys must be"),
     *(
-        (lambda td, v=v: M(v, ["x"], ["z"]), ValueError, f"{words}.* is not callable")
-        for v, words in ((3, "3"), (nn.Linear, "Linear"))
+        (lambda td, v=v: M(v, ["x"], ["z"]), ValueError, f"{match}.* is not callable")
+        for v, match in ((3, "3"), (nn.Linear, "Linear"))
     ),
     *((lambda td, v=v: M(plus, ["x"], ["z"], inplace=v), ValueError, "inplace") for v in ("no", 1)),
     (lambda td: M(plus, ["x"], [("x", "deep")])(td), Exception, "deep"),
@@ -341,9 +341,9 @@ def test_a_note_is_added_once_and_other_exceptions_pass():
 
 @pytest.mark.parametrize("row", range(len(ERRORS)))
 def test_errors(row):
-    wrong, kind, words = ERRORS[row]
+    wrong, kind, match = ERRORS[row]
     td = inputs()
-    with pytest.raises(kind, match=f"(?s){words}"):
+    with pytest.raises(kind, match=f"(?s){match}"):
         wrong(td)
     assert {"u", "v", "w", "z"}.isdisjoint(td.keys())  # nothing was written
 

@@ -192,9 +192,9 @@ MISTAKES = [  # a target, what it should follow, a rate, the error and its words
 
 @pytest.mark.parametrize("row", range(len(MISTAKES)))
 def test_errors_name_the_problem_and_nothing_is_written(row):
-    target, online, rate, error, words = MISTAKES[row]
+    target, online, rate, error, match = MISTAKES[row]
     before = copy.deepcopy(target)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=match):
         update_target(target, online, rate)
     if isinstance(target, nn.Module):
         assert_same(target.state_dict(), before.state_dict())

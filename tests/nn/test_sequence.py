@@ -368,8 +368,8 @@ ERRORS = {  # a call, its error, and words of its message and notes
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
-    wrong, kind, words = ERRORS[name]
-    with pytest.raises(kind, match=words or None):
+    wrong, kind, match = ERRORS[name]
+    with pytest.raises(kind, match=match or None):
         wrong()
 
 

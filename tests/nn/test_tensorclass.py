@@ -166,7 +166,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("wrong, kind, words", ERRORS)
-def test_errors(wrong, kind, words):
-    with pytest.raises(kind, match=words):
+@pytest.mark.parametrize("wrong, kind, match", ERRORS)
+def test_errors(wrong, kind, match):
+    with pytest.raises(kind, match=match):
         wrong()

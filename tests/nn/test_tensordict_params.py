@@ -104,12 +104,12 @@ def test_state_dict_round_trip(assign):
     assert isinstance(target.params["w"], nn.Parameter)
     lacking = {name: leaf for name, leaf in state.items() if name != "params.w"}
     assert target.load_state_dict(lacking, strict=False).missing_keys == ["params.w"]
-    for wrong, words in (
+    for wrong, match in (
         (lacking, "Missing key.*params.w"),
         ({**state, "params.x": torch.ones(1)}, "Unexpected key.*params.x"),
         ({**state, "params.w": torch.ones(4)}, r"params.w: \(4,\) for \(3,\)"),
     ):
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises(RuntimeError, match=match):
             target.load_state_dict(wrong)
 
 
@@ -196,11 +196,11 @@ def test_functional_call_uses_the_values_and_restores_the_parameters(kind, lock)
     assert module(x).item() == before
     shift = functional_call(module, {"params.n.b": torch.full((B,), 5.0)}, (x,)) - before
     assert shift.item() == pytest.approx(4 * B * (2 if more else 1))
-    for wrong, arguments, strict, words in (
+    for wrong, arguments, strict, match in (
         (values, torch.ones(A + 1), False, "size|shape"),
         ({"params.n.zz": torch.ones(1)}, x, True, "params.n.zz"),
     ):
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises(RuntimeError, match=match):
             functional_call(module, wrong, (arguments,), strict=strict)
     assert same(list(module.parameters()), parameters) and module.params["w"] is parameters[2]
     assert module.params["n", "b"] is module.params._parameters["n.b"] is parameters[3]

@@ -307,8 +307,8 @@ ERRORS = [  # what is traced, and words of the error
 
 @pytest.mark.parametrize("row", range(len(ERRORS)))
 def test_modules_that_cannot_be_traced_are_refused(row):
-    make, words = ERRORS[row]
-    with pytest.raises(TypeError, match=words or None):
+    make, match = ERRORS[row]
+    with pytest.raises(TypeError, match=match or None):
         symbolic_trace(make())
     with pytest.raises(KeyError, match='"z" not found'):
         symbolic_trace(step("z", "y"))(TensorDict(y=torch.ones(2)))

@@ -44,8 +44,8 @@ def but(tensor, index, number):
     return tensor
 
 
-def refused(call, error, words):
-    with pytest.raises(error, match=words):
+def refused(call, error, match):
+    with pytest.raises(error, match=match):
         call()
 
 
@@ -68,17 +68,17 @@ ROOTS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "words"), ROOTS)
-def test_root_fields_that_do_not_fit_together_are_refused(fields, words):
+@pytest.mark.parametrize(("fields", "match"), ROOTS)
+def test_root_fields_that_do_not_fit_together_are_refused(fields, match):
     for plan in PLANS:
-        refused(lambda plan=plan: plan(root(**fields), TABLE, num_simulations=6), ValueError, words)
+        refused(lambda plan=plan: plan(root(**fields), TABLE, num_simulations=6), ValueError, match)
 
 
 def test_a_mask_that_is_not_bool_is_refused():
     here = root(mask=torch.ones(B, A, dtype=torch.uint8))
     for plan in PLANS:
-        words = r"root\.mask is torch\..*mask\.bool\(\)"
-        refused(lambda plan=plan: plan(here, TABLE, num_simulations=6), TypeError, words)
+        match = r"root\.mask is torch\..*mask\.bool\(\)"
+        refused(lambda plan=plan: plan(here, TABLE, num_simulations=6), TypeError, match)
 
 
 UNFIT_ROOTS = [
@@ -89,10 +89,10 @@ UNFIT_ROOTS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "words"), UNFIT_ROOTS)
-def test_a_root_with_nan_or_infinity_is_refused(fields, words):
+@pytest.mark.parametrize(("fields", "match"), UNFIT_ROOTS)
+def test_a_root_with_nan_or_infinity_is_refused(fields, match):
     for backend in BACKENDS:
-        refused(lambda backend=backend: run(root(**fields), backend=backend), ValueError, words)
+        refused(lambda backend=backend: run(root(**fields), backend=backend), ValueError, match)
 
 
 def test_nan_logits_of_illegal_actions_are_ignored():
@@ -105,7 +105,7 @@ def test_nan_logits_of_illegal_actions_are_ignored():
         assert tree.visits_of_root()[2, 1] == 0
 
 
-# -- everything else: (call, error, words)
+# -- everything else: (call, error, match)
 
 
 def prefixes(embedding, action):
@@ -335,20 +335,20 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "words"), CALLS)
-def test_invalid_calls_are_refused(call, error, words):
-    refused(call, error, words)
+@pytest.mark.parametrize(("call", "error", "match"), CALLS)
+def test_invalid_calls_are_refused(call, error, match):
+    refused(call, error, match)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("key", "words"),
+    ("key", "match"),
     [
         (lambda e: e["state"].int(), r"\[4\], torch.int32 for 4 embeddings.*torch.int64"),
         (lambda e: e["state"][:1], r"\[1\], torch.int64 for 4 embeddings.*\[4\]"),
     ],
 )
-def test_invalid_keys_of_states_are_refused(key, words, backend):
+def test_invalid_keys_of_states_are_refused(key, match, backend):
     calls = []
 
     def late(embedding):  # the root's key is valid
@@ -358,5 +358,5 @@ def test_invalid_keys_of_states_are_refused(key, words, backend):
     for keys in (key, late):
         refused(
             lambda keys=keys: run(transpositions=keys, backend=backend),
-            *(ValueError, "transpositions returned " + words),
+            *(ValueError, "transpositions returned " + match),
         )

@@ -226,8 +226,8 @@ def test_most_visited_part_hangs_together(seed):
 def test_invalid_calls_are_refused(show):
     tree = random_search(num_actions=3, num_simulations=2)
     for root in (-1, 2):
-        words = rf"root={root}: .* 2 roots, so root must be in 0\.\.1"
-        with pytest.raises(IndexError, match=words):
+        match = rf"root={root}: .* 2 roots, so root must be in 0\.\.1"
+        with pytest.raises(IndexError, match=match):
             show(tree, root)
     with pytest.raises(TypeError, match="float"):
         show(tree, 0.0)

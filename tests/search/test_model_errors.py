@@ -135,8 +135,8 @@ def test_actions_without_any_prior_are_refused(backend):
     def change(output, after):
         return output._replace(prior_logits=output.prior_logits - torch.inf), after
 
-    words = "prior_logits is NaN, inf or -inf .* root 0 in simulation 0"
-    with pytest.raises(ValueError, match=words):
+    match = "prior_logits is NaN, inf or -inf .* root 0 in simulation 0"
+    with pytest.raises(ValueError, match=match):
         run(model=spoiled(change), backend=backend)
 
 

@@ -224,8 +224,8 @@ def test_value_prefixes_and_dtypes_of_the_model_are_kept():
         assert fn.predicts_prefixes is expected
     root = bandit_root(torch.zeros(4, 1))
     root = root._replace(prior_logits=root.prior_logits.double())
-    words = r"root.prior_logits.*float64.*recurrent_fn returns.*float32"
-    with pytest.raises(TypeError, match=words):
+    match = r"root.prior_logits.*float64.*recurrent_fn returns.*float32"
+    with pytest.raises(TypeError, match=match):
         sampled_policy(root, bandit, sampler=GaussianSampler(2), policy=QUIET)
 
 

@@ -82,8 +82,8 @@ def test_numbers_that_are_negative_or_out_of_range(kind):
     tree = grown()
     assert same(tree[kind(-1)], tree[2:]) and same(tree[kind(-3)], tree[:1])
     for root in (3, -4):
-        words = f"root {root} is out of range: this tree has 3 roots$"
-        with pytest.raises(IndexError, match=words):
+        match = f"root {root} is out of range: this tree has 3 roots$"
+        with pytest.raises(IndexError, match=match):
             tree[kind(root)]
     tree = grown(1)
     with pytest.raises(IndexError, match="this tree has 1 root$"):

@@ -136,19 +136,19 @@ def each(table, check):
 
 
 def raises(row):
-    """The check of (call, error, words) for calls without arguments."""
-    function, error, words = row
-    with pytest.raises(error, match=words or None):
+    """The check of (call, error, match) for calls without arguments."""
+    function, error, match = row
+    with pytest.raises(error, match=match or None):
         function()
 
 
 def refused(make, unchanged=check_same):
-    """The check of (call, error, words): the error is raised, and nothing has changed."""
+    """The check of (call, error, match): the error is raised, and nothing has changed."""
 
     def check(row):
-        function, error, words = row
+        function, error, match = row
         td = make()
-        with pytest.raises(error, match=words or None):
+        with pytest.raises(error, match=match or None):
             function(td)
         unchanged(td, make())
         assert td.is_locked is make().is_locked and td.names == make().names

@@ -608,7 +608,7 @@ def test_a_block_is_pickled_as_one(options):
 
 
 def test_containers_that_are_not_one_block(tmp_path):
-    for call, error, words in [
+    for call, error, match in [
         (
             lambda: TensorDict(a=torch.eye(2).to_sparse()).consolidate(),
             TypeError,
@@ -621,7 +621,7 @@ def test_containers_that_are_not_one_block(tmp_path):
             "return_early",
         ),
     ]:
-        raises((call, error, words))
+        raises((call, error, match))
     assert not (tmp_path / "td").exists()
 
 
@@ -667,7 +667,7 @@ def test_assert_close():
     assert_close(floats(), floats() + 0.5, rtol=0, atol=1)
     assert assert_close(floats(), floats().select("a"), intersection=True)
     changed = floats().set(("n", "b"), torch.zeros(B))
-    for one, two, options, error, words in [
+    for one, two, options, error, match in [
         (floats(), changed, {}, AssertionError, "'n', 'b'"),
         (make(), make().exclude("a"), {}, KeyError, "'a'"),
         (make().exclude("a"), make(), {}, KeyError, "'a'"),
@@ -678,7 +678,7 @@ def test_assert_close():
         (floats(), floats().select("a") + 1, {"intersection": True}, AssertionError, "a"),
         (make(), {}, {}, TypeError, "TensorDict"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=match):
             assert_close(one, two, **options)
     with pytest.raises(AssertionError, match="'n', 'b'"):
         assert_allclose_td(floats(), changed)

@@ -58,10 +58,10 @@ def tree(folder):
     return sorted([str(path.relative_to(folder)) for path in folder.rglob("*")])
 
 
-def refused(path, at="", words="."):
+def refused(path, at="", match="."):
     """Loading is refused, and the error names the damaged file and why; nothing is created."""
     before = tree(path) if path.is_dir() else None
-    with pytest.raises(DamagedFileError, match=words) as caught:
+    with pytest.raises(DamagedFileError, match=match) as caught:
         load(path)
     assert str(path / at if at else path) in caught.value.path and caught.value.why
     assert before is None or tree(path) == before
@@ -335,7 +335,7 @@ def test_other_files_are_refused(one_file):
     entry = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
     text = b"{" + entry + b"," + entry + b"}"
     one_file.write_bytes(len(text).to_bytes(8, "little") + text + b"\0")
-    refused(one_file, words="twice")
+    refused(one_file, match="twice")
     one_file.unlink()
     os.mkfifo(one_file)  # which must not be waited for
     with pytest.raises((DamagedFileError, NotADirectoryError)):
@@ -392,7 +392,7 @@ def test_a_damaged_block(tmp_path):
         path.write_bytes(whole[:-cut])
         refused_block(path, ".")
     good = torch.tensor([0, 4, 10]).numpy().tobytes()
-    for old, new, words in [
+    for old, new, match in [
         (good, torch.tensor([0, 12, 10]).numpy().tobytes(), "nested tensor"),
         (b'"ragged":1', b'"ragged":9', "nested tensor"),
         (b'"offsets"', b'"Offsets"', "nested tensor"),
@@ -400,7 +400,7 @@ def test_a_damaged_block(tmp_path):
     ]:
         assert old in whole
         path.write_bytes(whole.replace(old, new))
-        refused_block(path, words)
+        refused_block(path, match)
     TensorDict(a=torch.zeros(4)).consolidate(path)
     whole = path.read_bytes()
     for old, new in ((b'"at":0', b'"at":8'), (b'"shape":[4]', b'"shape":[9]')):
@@ -409,8 +409,8 @@ def test_a_damaged_block(tmp_path):
         refused_block(path, "can't begin")
 
 
-def refused_block(path, words):
-    with pytest.raises(DamagedFileError, match=words):
+def refused_block(path, match):
+    with pytest.raises(DamagedFileError, match=match):
         TensorDict.from_consolidated(path)
 
 
@@ -514,7 +514,7 @@ def test_saving_again_makes_no_files_but_for_other_records(tmp_path, monkeypatch
     with monkeypatch.context() as patch, pytest.raises(OSError, match="I/O"):
         break_at(patch, 40, IO)
         sample(3.0).memmap(tmp_path)
-    refused(tmp_path, words="saving was interrupted")
+    refused(tmp_path, match="saving was interrupted")
     assert numbers().keys() != before.keys()  # a record is aside
     (tmp_path / ".meta.json.tmp").write_bytes(b"{}")
     sample(4.0).memmap(tmp_path)
@@ -549,7 +549,7 @@ def test_a_future_brings_errors(kind, tmp_path, monkeypatch):
         monkeypatch.setattr(ragged, "write_atomically", full)
     with pytest.raises(OSError, match="full"):
         td.memmap(tmp_path, num_threads=2, return_early=True).result()
-    refused(tmp_path, words="saving was interrupted")
+    refused(tmp_path, match="saving was interrupted")
 
 
 def test_a_full_disk_is_an_error(tmp_path):
@@ -580,8 +580,8 @@ def test_killed_while_saving(tmp_path):
     path = tmp_path / "td.safetensors"
     rng = random.Random(0)
     for _ in range(2):
-        words = [sys.executable, "-c", program, str(path)]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE)
+        command = [sys.executable, "-c", program, str(path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
         process.stdout.readline()
         time.sleep(rng.random() / 10)
         process.kill()

@@ -415,8 +415,8 @@ def test_other_processes_read_and_write(tmp_path):
 
 def run(program, *args, **env):
     """The output of a program in another process."""
-    words = [sys.executable, "-W", "ignore", "-c", program, *map(str, args)]
-    out = subprocess.run(words, capture_output=True, text=True, env=os.environ | env)
+    command = [sys.executable, "-W", "ignore", "-c", program, *map(str, args)]
+    out = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
     assert out.returncode == 0, out.stderr
     return out.stdout
 
@@ -472,13 +472,13 @@ def test_a_map_is_opened_again_but_not_resized(tmp_path):
     buffer[2] = row
     assert load(tmp_path)["a"].sum(1).tolist() == [0, 0, 3, 0]
     assert row.expand(4).memmap_like(tmp_path)["a"].sum() == 3
-    for size, option, words in ((5, {}, "has 48 bytes"), (4, {"existsok": False}, "exists")):
-        with pytest.raises(RuntimeError, match=words):
+    for size, option, match in ((5, {}, "has 48 bytes"), (4, {"existsok": False}, "exists")):
+        with pytest.raises(RuntimeError, match=match):
             row.expand(size).memmap_like(tmp_path, **option)
     TensorDict({"x": jagged()}, [2]).memmap(tmp_path / "j")
     longer = nested_tensor([torch.zeros(3, 3), torch.zeros(3, 3)], layout=torch.jagged)
-    for x, words in ((longer, "rows of other lengths"), (with_holes(), "72 bytes")):
-        with pytest.raises(RuntimeError, match=words):
+    for x, match in ((longer, "rows of other lengths"), (with_holes(), "72 bytes")):
+        with pytest.raises(RuntimeError, match=match):
             TensorDict({"x": x}, [2]).memmap_like(tmp_path / "j")
     assert content(load(tmp_path / "j")["x"]) == content(jagged())
 
@@ -651,14 +651,14 @@ def test_modes_and_parts(tmp_path, monkeypatch):
     MemoryMappedTensor.from_filename(*args, mode="r+").fill_(3)
     assert td["a"].tolist() == [3, 3, 3]
     from_nowhere = "no container was saved under"
-    words = r"mode='w' must be one of 'r', 'r\+', None"
+    match = r"mode='w' must be one of 'r', 'r\+', None"
     for call, error in [
         *[
             (lambda at=at: TensorDict.load_memmap(tmp_path, subpath=at), from_nowhere)
             for at in ("nothing", "a", ("m", "x"))
         ],
-        (lambda: MemoryMappedTensor.from_filename(*args, mode="w"), words),
-        (lambda: TensorDict.load_memmap(tmp_path, mode="w"), words),
+        (lambda: MemoryMappedTensor.from_filename(*args, mode="w"), match),
+        (lambda: TensorDict.load_memmap(tmp_path, mode="w"), match),
     ]:
         raises((call, ValueError, error))
     monkeypatch.setattr("os.access", lambda path, mode: False)

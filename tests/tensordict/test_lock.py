@@ -33,8 +33,8 @@ def locks(td):
     return {td.is_locked, *[td[key].is_locked for key in NODES]}
 
 
-def refused(call, words=LOCKED):
-    with pytest.raises(RuntimeError, match=words):
+def refused(call, match=LOCKED):
+    with pytest.raises(RuntimeError, match=match):
         call()
 
 

@@ -86,12 +86,12 @@ def test_comparisons_of_different_batch_sizes():
     other = TensorDict(a=torch.zeros(2, 1), batch_size=[2])
     assert (TensorDict(a=torch.zeros(3)) == other)["a"].shape == (2, 3)
     two, rows = TensorDict(batch_size=[2]), TensorDict(a=torch.zeros(2, 3), batch_size=[2])
-    for one, other, words in [
+    for one, other, match in [
         (two, TensorDict(batch_size=[2, 3]), "can't be compared"),
         (two, TensorDict(batch_size=[3]), "can't be compared"),
         (TensorDict(a=torch.zeros(5, 2, 3)), rows, "entry 'a' has the shape"),
     ]:
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises(RuntimeError, match=match):
             one == other  # noqa: B015
 
 

@@ -272,8 +272,8 @@ REFUSED = {
 
 def test_refused():
     def check(row):
-        function, error, words = row
-        with pytest.raises(error, match=words or None):
+        function, error, match = row
+        with pytest.raises(error, match=match or None):
             function(make())
 
     each(REFUSED, check)

@@ -473,8 +473,8 @@ def test_in_place():
         with pytest.raises(RuntimeError, match="locked"):
             getattr(make().lock_(), name)(*args, inplace=True)
         td = make().set("stack", make().to_lazystack())
-        for lazy, words in ((td, "LazyStackedTensorDict"), (td["stack"], "makes a new container")):
-            with pytest.raises(NotImplementedError, match=words):
+        for lazy, match in ((td, "LazyStackedTensorDict"), (td["stack"], "makes a new container")):
+            with pytest.raises(NotImplementedError, match=match):
                 getattr(lazy, name)(*args, inplace=True)
         assert td.batch_size == BATCH and td["n"].batch_size == (*BATCH, 5)
 

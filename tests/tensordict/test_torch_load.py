@@ -103,12 +103,12 @@ def test_a_file_cannot_call_other_functions(call):
 def test_a_state_hides_no_method():
     state = {"_d": {}, "_batch_size": torch.Size(), "memmap_": torch.Size}
     of_class = pickled.restored_class
-    for call, words in [
+    for call, match in [
         ((pickled.restored, "TensorDict", state), "would hide its method 'memmap_'"),
         ((of_class, torch.Size, TensorDict(), {}), "not an instance of a tensorclass"),
         ((of_class, Plain, TensorDict(z=1), {}), "must correspond to the class"),
     ]:
-        with pytest.raises((TypeError, ValueError, pickle.UnpicklingError), match=words):
+        with pytest.raises((TypeError, ValueError, pickle.UnpicklingError), match=match):
             through_torch(Calls(*call))
 
 

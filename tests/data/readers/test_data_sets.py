@@ -321,13 +321,13 @@ def test_d4rl_without_timeouts_or_with_numbers_as_flags(tmp_path):
 
 
 def test_malformed_d4rl_is_refused(tmp_path):
-    for changes, words in [
+    for changes, match in [
         ({"terminals": None}, "there is no 'terminated'"),
         ({"rewards": np.zeros(4)}, r"it has \(4,\) rows, but there are 5 steps"),
         ({"timeouts": np.zeros((5, 1), bool)}, "one value for each step"),
         ({"actions": np.array([b"a"] * 5)}, "cannot be stored in a tensor"),
     ]:
-        with pytest.raises(MalformedDataError, match=words):
+        with pytest.raises(MalformedDataError, match=match):
             list(as_d4rl(tmp_path, **changes))
 
 
