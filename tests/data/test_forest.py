@@ -193,7 +193,7 @@ def test_long_and_many_paths(compact, monkeypatch):
     assert lines(forest, 3)[1] == "(0,) " + "-".join(map(str, range(5, 24)))
 
 
-# ---------------------------------------------------------------------------- what is stored
+# ---------------------------------------------------------------------------- stored entries
 
 
 def test_the_last_entries_of_each_step_are_stored():
@@ -373,7 +373,7 @@ def test_a_rollout_that_is_refused_changes_nothing(case, first):
     else:
         assert same(forest, grown(*before, max_size=6))
     assert not any(word in str(caught.value) for word in ("lru", "delete")) or "_count" in case
-    if first:  # not even what observations look like is known
+    if first:  # the form of observations is unknown
         known = known.apply(lambda x: x.int())
     forest.extend(known)  # it continues as if nothing had happened
     assert len(forest) == 3 and forest.get_tree(known[0]).count == (1 if first else 2)

@@ -128,7 +128,7 @@ def test_arrays_of_any_layout(array, tmp_path):
             storage.extend({"x": array, "reward": np.ones(len(array))})
             source = array.copy()
             storage.extend({"x": source, "reward": np.ones(len(array))})
-            source[:1] = 99  # what is stored is a copy
+            source[:1] = 99  # the stored item is a copy
             found = storage.get(slice(None))
             assert found["x"].tolist() == [*array.tolist()] * 2
             assert found["reward"].dtype is torch.float64

@@ -69,7 +69,7 @@ def plain(td):
 
 @contextmanager
 def refused(error, match, m, *tds):
-    """The block raises `error` with `match` in its message; the map and `tds` stay as they are."""
+    """The block raises `error` with `match` in its message; the map and `tds` are unchanged."""
 
     def state():
         saved = {name: x.tolist() for name, x in m.state_dict().items()}
@@ -517,7 +517,7 @@ def test_bad_values_change_nothing(kind):
             m[query] = value
         with refused(error, match, m, query, value):
             m.update(query, value, merge="first", accumulate=True)
-    if len(maps) == 2:  # not even what entries look like is known
+    if len(maps) == 2:  # the form of entries is unknown
         m[TensorDict({"k": torch.ones(2, 3)}, [2])] = TensorDict({"z": torch.ones(2)}, [2])
         assert len(m) == 1 and m.out_keys == ["z"]
 
@@ -646,7 +646,7 @@ def test_a_storage_that_fails_changes_nothing(evict, monkeypatch):
     assert content(m) == {1: 10, 2: 20, 3: 30} and m.rows(k(1, 2, 3, 4)).tolist() == [0, 1, 2, -1]
     m[k(4)] = v(4)
     assert content(m) == {1: 10, 2: 20, 3: 30, 4: 4}
-    if evict:  # and what was not written was not used
+    if evict:  # a failed write does not count as use
         m[k(5)] = v(5)
         assert content(m) == {2: 20, 3: 30, 4: 4, 5: 5}
 

@@ -261,7 +261,7 @@ def test_killed_before_each_step_of_saving(folder, first, monkeypatch):
                 TensorDictMap.load(folder)
         else:
             read.append(version_of(TensorDictMap.load(folder)))
-        version(3).save(folder)  # what is left is no obstacle
+        version(3).save(folder)  # left files are no obstacle
         assert version_of(TensorDictMap.load(folder)) == 3 and len(os.listdir(folder)) == 2
     assert status == 0 and len(read) > 5 and read[0] == (None if first else 1) and read[-1] == 2
     assert read == sorted(read, key=lambda number: number == 2)  # once new, never old again

@@ -182,7 +182,7 @@ def test_the_thread_ends_with_the_buffer():
     def threads():
         return [t for t in threading.enumerate() if t.name == "raffia-prefetch"]
 
-    gc.collect()  # what other tests left
+    gc.collect()  # garbage of other tests
     wait_for(lambda: not threads())
     buffer = make("uniform", 2)
     assert not threads()  # it begins with the first batch

@@ -181,7 +181,7 @@ def test_calls_of_hash_modules_aggregator_and_table():
     assert [shape for shape, extend in calls if extend is None] == shapes
     assert [extend for _, extend in calls if extend is not None] == [True, False]
     first = QueryModule(["b", "a"], aggregator=lambda hashes: hashes[:, 0])
-    assert index(first, make()) == [0, 0, 0, 1]  # it decides what is equal
+    assert index(first, make()) == [0, 0, 0, 1]  # it decides about equality
     with pytest.warns(UserWarning, match="aggregator.*one"):
         query = QueryModule("a", aggregator=lambda hashes: 1 / 0)
     assert index(query, make()) == [0, 0, 1, 0]
@@ -193,7 +193,7 @@ def test_a_passed_table_is_shared():
     table = HashToInt(max_size=3)
     one, two = QueryModule("a", hash_to_int=table), QueryModule("a", hash_to_int=table)
     assert index(one, rows(5.0, 6.0)) == [0, 1] and index(two, rows(6.0, 7.0, 5.0)) == [1, 2, 0]
-    assert index(one, rows(7.0, 8.0), extend=False) == [2, 3]  # what is unknown gets the length
+    assert index(one, rows(7.0, 8.0), extend=False) == [2, 3]  # unknown content gets the length
     assert index(QueryModule("a"), rows(6.0)) == [0]
     td = rows(2.0, 5.0)
     before = state(td)

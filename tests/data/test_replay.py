@@ -269,7 +269,7 @@ def test_the_constructor_refuses_components_of_the_wrong_type():
         if "sampler" not in options:
             with pytest.raises(error, match=match):
                 PrioritizedReplayBuffer(0.6, 0.4, **options)
-    ReplayBuffer(storage=TensorStorage(9), sampler=RandomSampler())  # the class is as it was
+    ReplayBuffer(storage=TensorStorage(9), sampler=RandomSampler())  # the class is unchanged
     assert "lock" not in vars(RandomSampler)
 
 
@@ -452,7 +452,7 @@ def test_a_state_with_more_items_than_the_storage_is_refused(tmp_path, kind):
                 other.load_state_dict(wrong)
             assert drawn(other, 90) <= set(range(5))
         assert other.extend(steps(5, 1)).tolist() == [5] and len(other) == 6
-    if kind in ("prioritized", "epochs"):  # what refuses new items does so before they are written
+    if kind in ("prioritized", "epochs"):  # these refuse new items before they are written
         buffer.storage.clear()
         for add in (lambda: buffer.extend(steps(0, 2)), lambda: buffer.add(steps(0, 1)[0])):
             with pytest.raises(ValueError, match=r"7 items, but the storage has 0: .*clear"):

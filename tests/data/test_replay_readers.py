@@ -112,7 +112,7 @@ def test_hindsight_goals_are_later_states_of_the_episode_with_their_rewards(stra
         steps, k = where[number]
         states = torch.cat([steps[KEYS[0]], steps["next"][KEYS[0]][-1:]])
         if not bool(steps["terminated"][-1] | steps["truncated"][-1]):
-            states = states[:-1]  # what follows the newest step of an episode is not known
+            states = states[:-1]  # the state after the newest step is unknown
         goal = row[KEYS[1]]
         assert len(goal.unique()) == 1
         if int(goal[0]) == -1:

@@ -51,7 +51,7 @@ def test_a_mirror_and_a_rebuilt_one_equal_the_ring(num_rows, calls):
     sent = one.storage.total
     live = RowMirror()
     live.load(one.feed.as_of(sent))
-    tasks = []  # total before, what came since, total after
+    tasks = []  # total before, rows since, total after
     for num, call in calls:
         one.add(num)
         if call == "ask":

@@ -65,7 +65,7 @@ def test_layouts_and_tags():
 
 
 def test_bytes_are_packed_side_by_side(version, monkeypatch):
-    empty = torch.empty  # memory as it may be found: what is not written shows
+    empty = torch.empty  # fills new memory, so that unwritten bytes show
     monkeypatch.setattr(torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(-1))
     a = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
     b = torch.tensor([True, False])

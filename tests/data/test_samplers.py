@@ -224,7 +224,7 @@ def test_items_that_were_overwritten_are_left_out_and_counted():
     priority = torch.tensor([1000.0, 3.0, 1000.0, 7.0, 1000.0])
     assert sampler.update_priority(index, priority) == 3
     assert sampler.update_priority(torch.tensor([1]), 50.0) == 1
-    assert sampler.num_ignored == 4  # what came too late as a whole counts as well
+    assert sampler.num_ignored == 4  # updates that are all late count as well
     assert set(sampler.draw(400, range(2, 6), rng()).items.tolist()) == {2, 3, 4, 5}
     sampler.added(range(6, 7))  # has 7, not 1000
     draw = sampler.draw(400, range(3, 7), rng())

@@ -104,7 +104,7 @@ def test_windows_of_two_interleaved_environments_worked_by_hand():
         )
     )
     assert numbers.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert drawable(buffer) == [0, 1, 2, 3, 4]  # 5, 6 and 7 wait for what follows
+    assert drawable(buffer) == [0, 1, 2, 3, 4]  # 5, 6 and 7 wait for later steps
 
     window = buffer.read(torch.tensor([2, 1]))  # the second steps: L = 2 + 1 + 1 rows
     assert window["obs"].dtype is torch.uint8
@@ -572,7 +572,7 @@ def test_a_state_of_a_buffer_with_other_options_is_refused(tmp_path):
         saved.load(tmp_path / "replay")
 
 
-DAMAGE = {  # entry of the episodes' state -> what is wrong in it
+DAMAGE = {  # entry of the episodes' state -> its defect
     "preceding": lambda x: x.fill_(10**6),
     "following": lambda x: x.copy_(x.flip(0)),
     "episode": lambda x: x.add_(1),

@@ -155,7 +155,7 @@ def test_batches_of_an_epoch():
     buffer.extend(episodes(300, 250, 150, 300))
     assert checked(buffer.sample(320), 32)["episode"].unique().tolist() == [0, 1, 2, 3]
     buffer = without_replacement(slice_len=3, shuffle=False)
-    for first, number in ((0, 3), (3, 1)):  # what is added begins an epoch
+    for first, number in ((0, 3), (3, 1)):  # added steps start an epoch
         buffer.extend(episodes(*[3] * number, first=first))
         assert buffer.sample()["episode"].unique().tolist() == [0, 1]
     assert buffer.sample()["episode"].unique().tolist() == [2, 3]

@@ -386,17 +386,17 @@ def test_a_damaged_state_changes_nothing(tmp_path):
 def test_types_that_this_process_does_not_know():
     from raffia.tensordict.node import REGISTRY
 
-    gone = namedtuple("Gone", "x y")  # cannot be found by its name
+    pair = namedtuple("Gone", "x y")  # cannot be found by its name
 
     class Gone(TensorClass):
         x: torch.Tensor
 
     storage, other = TensorStorage(3), TensorStorage(3)
-    storage.extend(gone(torch.zeros(1), torch.ones(1)))
+    storage.extend(pair(torch.zeros(1), torch.ones(1)))
     other.load_state_dict(storage.state_dict())
     found = other.get(0)
     assert type(found).__name__ == "Gone" and found._fields == ("x", "y") and found.y == 1
-    other.extend(gone(torch.zeros(1), torch.ones(1)))
+    other.extend(pair(torch.zeros(1), torch.ones(1)))
     storage = TensorStorage(3)
     storage.extend(Gone(x=torch.zeros(1), batch_size=[1]))
     del REGISTRY[f"{Gone.__module__}.{Gone.__qualname__}"]

@@ -28,7 +28,7 @@ def compiled(tmp_path_factory):
 
 
 def child(work):
-    """Run `work(report)` in a forked child; gives its id and the pipe of what it reports."""
+    """Runs `work(report)` in a forked child; gives its id and the pipe of its reports."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid:
@@ -325,7 +325,7 @@ def test_the_log_from_before_a_flush_is_not_used(tmp_path):
     earlier = image(live)
 
     def stop(*_):
-        raise SystemExit  # leaves the log as it is in the middle of a write
+        raise SystemExit  # keeps the log of an unfinished write
 
     put, storage._files._put = storage._files._put, stop
     storage._files.redo = lambda epoch: None

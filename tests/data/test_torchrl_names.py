@@ -162,10 +162,10 @@ def test_options_at_their_defaults_and_parts_by_functions_that_make_them():
 
 
 def roomy(slices):
-    given = {"alpha": 1.0, "beta": 1.0, "eps": 0.0, "max_priority_within_buffer": True}
+    options = {"alpha": 1.0, "beta": 1.0, "eps": 0.0, "max_priority_within_buffer": True}
     if slices:
-        return PrioritizedSliceSampler(9, **given, slice_len=1, traj_key="obs")
-    return PrioritizedSampler(9, **given)
+        return PrioritizedSliceSampler(9, **options, slice_len=1, traj_key="obs")
+    return PrioritizedSampler(9, **options)
 
 
 @pytest.mark.parametrize("slices", [False, True])

@@ -382,7 +382,7 @@ def is_gone(pid):
         return True
 
 
-# Of Ray: two agents of its raylet have names of their own, and would try for a minute to reach its
+# Ray: two agents of its raylet have other names, and would try for a minute to reach its
 # head; a program of ours ends them.
 NAMES = {"ProcessEngine": {"python"}, "RayEngine": {"raylet", "ray::DashboardA", "ray::RuntimeEnv"}}
 

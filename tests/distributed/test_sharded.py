@@ -126,7 +126,7 @@ def test_followers_hold_only_their_shard_and_learn_the_same_bits():
         learner = Sharded(small(), group)
         state, metrics = trained(learner, before=lambda _, state: states.append(state) or state)
         found = learner.whole(state), metrics
-        assert learner.whole(found[0]) is found[0]  # what is whole stays as it is
+        assert learner.whole(found[0]) is found[0]  # a full state is returned unchanged
     for tree, theirs in zip([found[0], *metrics], [expected[0], *expected[1]], strict=True):
         for key, value in theirs.items(True, True):
             assert torch.equal(tree[key], value)

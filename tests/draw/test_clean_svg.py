@@ -1,4 +1,4 @@
-"""Cleaning of SVG files: harmful parts are removed, what is shown stays."""
+"""Cleaning of SVG files: harmful parts are removed, the picture is unchanged."""
 
 import pytest
 

@@ -120,7 +120,7 @@ def test_a_game_stepped_without_rendering_is_the_same(game, options):
         game_of(game, max_frames=8).fast_forward(5, torch.zeros(9, dtype=torch.int64))
 
 
-def digest():  # stands alone: another process runs its text
+def digest():  # self-contained: another process runs its source
     import hashlib
 
     import torch

@@ -76,7 +76,7 @@ def test_games_are_images_and_recorded_with_rewards(name):
 def test_sticky_actions_repeat_the_previous_action():
     idle = breakout.MinAtarBreakout(1, sticky_actions=1.0)
     idle.reset(torch.tensor([0]))
-    state = idle.step(torch.tensor([1]))  # what came before the first action is: nothing
+    state = idle.step(torch.tensor([1]))  # before the first action the previous one is "nothing"
     assert state["observation"][0, 0, 9].nonzero().tolist() == [[4]]
     many = breakout.MinAtarBreakout(4000, sticky_actions=0.25)
     many.reset(torch.arange(4000))

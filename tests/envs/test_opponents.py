@@ -49,7 +49,7 @@ def test_values_of_moves_worked_by_hand():
     # X in a corner: the middle draws, all else loses
     answer = values[2 * 3**0]
     assert answer.tolist() == [ILLEGAL, -1, -1, -1, 0, -1, -1, -1, -1]
-    # two in a row at 0, 1 against 3, 4: who is to move wins at 2; else the other wins at 5
+    # two in a row at 0, 1 against 3, 4: the player to move wins at 2; else the other wins at 5
     double = values[1 + 3 + 2 * (3**3 + 3**4)].tolist()
     assert double[2] == 1 and double[6] == double[7] == double[8] == -1 and double[5] >= 0
     # 765 positions up to symmetry are 5478, of which 958 are over (Schaefer 2002)

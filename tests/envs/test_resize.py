@@ -47,7 +47,7 @@ def test_means_of_areas(resize, size):
         0, 256, (5, 7, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
     )
     assert torch.equal(resize(picture, *size), by_hand(picture, *size))
-    flat = resize(picture.transpose(0, 1), *size)  # a view is read as it is seen
+    flat = resize(picture.transpose(0, 1), *size)  # a view is read by its strides
     assert torch.equal(flat, by_hand(picture.transpose(0, 1), *size))
     half = torch.tensor([[[size[0]], [size[0] + 1]]], dtype=torch.uint8)
     assert resize(half, 1, 1).item() == size[0] + 1  # halves are rounded up

@@ -1,4 +1,4 @@
-"""Episodes as GIF and MP4: what was written is read back."""
+"""Episodes as GIF and MP4: round trips."""
 
 import importlib.util
 import os
@@ -52,7 +52,7 @@ def test_a_gif_round_trip(tmp_path):
     read, times = read_gif(path)
     assert torch.equal(read, frames) and times == [50] * 6
     _, times = read_gif(save_video(frames.repeat_interleave(4, 0), path, fps=10))
-    assert sum(times) == 2400  # of those that stand still, too
+    assert sum(times) == 2400  # repeated frames included
     read, times = read_gif(
         save_video(moving_dot(7), tmp_path / "b.gif", fps=20, every=3, max_side=15)
     )

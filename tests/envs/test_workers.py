@@ -131,7 +131,7 @@ def test_a_fast_forward_gives_the_same_rows_even_if_workers_die(workers, make):
     assert batch.num_restarts == 2
     last = actions_for(batch.spec, 5, generator)
     assert same(batch.step(last), serial.step(last))
-    os.kill(processes(batch)[0].pid, signal.SIGKILL)  # what was not shown is played again, too
+    os.kill(processes(batch)[0].pid, signal.SIGKILL)  # unreturned steps are replayed, too
     rows = torch.tensor([1, 3])
     assert same(batch.step(last[rows], rows), serial.step(last[rows], rows))
 
@@ -319,7 +319,7 @@ def test_a_worker_that_hangs_during_a_replay_is_named(workers):
         return worker
 
     batch._workers[0].process.kill()
-    batch._wait_until_ready = lambda worker: None  # what follows has waited
+    batch._wait_until_ready = lambda worker: None  # has been waited for
     batch._started = stopped_when_ready
     with pytest.raises(WorkerError, match="hangs"):
         batch.step(torch.tensor([1, 0]))

@@ -130,7 +130,7 @@ def test_spared_and_unmutated_members_stay_bit_for_bit(seed):
             assert_same(after[i], state[i])
         else:
             assert changed(state[i], after[i]), change
-        if i == 0:  # what comes before hangs on none of it
+        if i == 0:  # earlier members do not depend on it
             assert change == without
             assert_same(after[0], free[0])
 

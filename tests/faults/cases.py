@@ -20,7 +20,7 @@ from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.experiment import RunError
 from raffia.train.view import PlainView
 
-CLEAN = (OSError, RunError, CheckpointError, DamagedFileError)  # what a user may get to see
+CLEAN = (OSError, RunError, CheckpointError, DamagedFileError)  # errors that are meant for users
 
 
 class Quiet(PlainView):

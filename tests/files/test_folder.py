@@ -122,7 +122,7 @@ def test_files_are_on_disk_before_the_manifest_names_them(tmp_path, monkeypatch)
     write(tmp_path / "folder", a="one", b="two")
     at = calls.index("->manifest.json")
     assert {"a", "b"} <= {*calls[:at]} and calls[at - 2] == "folder"
-    assert calls[0] == tmp_path.name  # where the new folder's name stands
+    assert calls[0] == tmp_path.name  # the folder that has the new folder's name
     assert calls[at + 1 :] == ["folder"]
 
 

@@ -128,7 +128,7 @@ def read_consolidated(folder):
     return all_of(TensorDict.from_consolidated(folder / "x"))
 
 
-FORMS = {  # what makes it, what reads it, whether a damage may go unseen
+FORMS = {  # its writer, its reader, whether damage may go unnoticed
     "json": (make_json, lambda f: parse_json("x.json", (f / "x.json").read_bytes()), True),
     "signed": (make_signed, lambda folder: read_signed(folder / "x"), False),
     "folder": (make_folder, read_letter, False),

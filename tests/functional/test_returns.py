@@ -87,7 +87,7 @@ def test_targets_equal_the_papers_code(case):
 
 
 def test_n_steps_of_two_players_alternate_the_sign():
-    reward = torch.tensor([0.0, 0.0, 0.0, 1.0])  # who moves last wins
+    reward = torch.tensor([0.0, 0.0, 0.0, 1.0])  # the player of the last move wins
     value = torch.zeros(4)
     discount = torch.tensor([-1.0, -1.0, -1.0, 0.0])
     assert n_step_return(reward, discount, value, 4).tolist() == [-1, 1, -1, 1]

@@ -148,7 +148,7 @@ def decoded(logits, support):
 
 def test_nan_and_infinity_are_decoded(draw):
     assert decoded(torch.zeros(3, 601), Support(-300, 301)).tolist() == [0, 0, 0]
-    number = torch.tensor([[-3.0], [0.0], [12.5]])  # one number is decoded as it is
+    number = torch.tensor([[-3.0], [0.0], [12.5]])  # a single number is decoded as itself
     torch.testing.assert_close(decoded(number, None), signed_parabolic(number[:, 0]))
     logits, x = draw(3, 11), draw(3, 3)
     logits[1, 4] = x[1, 2] = NAN

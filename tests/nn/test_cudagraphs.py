@@ -127,7 +127,7 @@ def test_new_forms_of_arguments_of_a_function():
     inside = graphed(lambda x: x.add_(1) * 1, warmup=1)
     for x in (torch.zeros(A), torch.zeros(A)):
         inside(x)
-    assert x.tolist() == [0] * A  # what is written into an input stays in the graph
+    assert x.tolist() == [0] * A  # writes to an input stay inside the graph
     weight = torch.ones(A, requires_grad=True)
     with pytest.raises(RuntimeError):
         graphed(lambda x: x * weight, warmup=1)(torch.ones(A))

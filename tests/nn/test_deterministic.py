@@ -76,7 +76,7 @@ VALUES = [
     (OneHotCategorical(logits=torch.tensor([[1.0, 2.0, 0.0]])), torch.tensor([[0, 1, 0]])),
     (STICKS, stick_breaking(LOC)),
     (d.Independent(STICK_ROWS, 1), stick_breaking(LOC).expand(4, 3)),
-    (TIED, torch.tensor([[1.0, 0.0, 0.0]])),  # relaxed ones answer as what they relax
+    (TIED, torch.tensor([[1.0, 0.0, 0.0]])),  # relaxed distributions equal the ones they relax
     (relaxed(COINS), torch.tensor([1.0, 0.0])),
     (d.Independent(relaxed(COINS), 1), torch.tensor([1.0, 0.0])),
 ]

@@ -90,7 +90,7 @@ def test_forms_of_calls(make, kwargs, result):
     assert make()(torch.ones(B, T), torch.ones(B, 1)).shape == (B, T)
 
 
-RESULTS = [  # out_keys of `Three`, and what is returned of zeros
+RESULTS = [  # out_keys of `Three`, and the results for zeros
     (["w", "u"], (3, 1)),
     ([("n", "v"), "a"], (2, 0)),
     (["u", "_", "w"], (1, 3)),
@@ -134,7 +134,7 @@ OPTIONS = [  # a dispatching module, the keywords of a call, the batch size of o
 def test_options(row):
     module, arguments, batch_size = OPTIONS[row]
     assert_close(module(**arguments), two)
-    if "tensordict" not in arguments:  # there the first argument is taken for the container
+    if "tensordict" not in arguments:  # the first argument would be taken for the container
         assert_close(module(*arguments.values()), two)
     if batch_size is not None:
         module(*[torch.ones(B, 1)] * len(arguments))

@@ -202,7 +202,7 @@ def test_the_tree_of_parameters():
     assert params["1", "1", "running_mean"] is mean and module[1][1].running_mean is None
     hidden = module[0][1](module[0][0](torch.ones(A), params["0", "0"]), params["0", "1"])
     assert_close(module[0][2](hidden, params["0", "2"]), module[0](torch.ones(A), params["0"]))
-    layer = nn.Linear(A, 1)  # what is lacking stays as it is
+    layer = nn.Linear(A, 1)  # missing parameters are unchanged
     params = make_functional(layer)
     without = params.exclude("bias")
     assert_close(layer(torch.ones(A), without), layer(torch.ones(A), params) - params["bias"])

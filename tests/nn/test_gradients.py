@@ -221,7 +221,7 @@ def test_a_call_leaves_the_module_unchanged(use, kind):
     }[kind]()
     x, fails = example(), kind.startswith("broken")
     if not fails:
-        called(keyed, x, "container")  # what the first call notes is no leak
+        called(keyed, x, "container")  # caches of the first call are no leak
     before = state(keyed)
     if fails:
         with pytest.raises(ZeroDivisionError):

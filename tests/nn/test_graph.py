@@ -129,7 +129,7 @@ def three_deep():
 
 
 PAIRS = [("a", Foreign(["x"], ["y"])), ("b", Foreign(["y"], ["z"]))]
-GRAPHS = {  # a sequence, its in_keys, results, what is overwritten and unread, and its edges
+GRAPHS = {  # a sequence, its in_keys, results, overwritten and unread keys, and its edges
     "nested": (three_deep(), "x", "y", {}, {"y": ("2",)}, "x-0 h01.0.0 i1.0.01.0.1 j1.0.12 y2-"),
     "dropped": (of("x>_,y"), "x", "y", {}, {"y": ("0",)}, "x-0 y0-"),
     "above": (of("x>s", "s.a>m.b", "m>y"), "x", "y", {}, {"y": ("2",)}, "x-0 s01 m.b12 y2-"),

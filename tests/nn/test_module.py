@@ -91,7 +91,7 @@ def inputs(**extra):
 
 # --- calls --------------------------------------------------------------------------------------
 
-CALLS = {  # a module, and what it writes where x is 1, y 10, (n, x) 100 and (n, d, x) 1000
+CALLS = {  # a module, and its outputs where x is 1, y 10, (n, x) 100 and (n, d, x) 1000
     "deep keys": (M(plus, [("n", ("d", ("x",)))], [("o", "p", "z")]), {("o", "p", "z"): 1001}),
     "an empty dict of inputs": (M(ones, {}, ["z"]), {"z": 1}),
     "an array": (M(lambda: np.full(B, 4), [], ["z"]), {"z": 4}),
@@ -403,7 +403,7 @@ def test_other_containers(tmp_path):
 
 # --- changes after a first call -----------------------------------------------------------------
 
-CHANGES = {  # of a module that writes x + 1 to z: a change, and what it writes then
+CHANGES = {  # of a module that writes x + 1 to z: a change, and its outputs then
     "in_keys": (lambda m: setattr(m, "in_keys", [("n", ("x",))]), {"z": 101}),
     "in_keys in place": (lambda m: m.in_keys.append("y"), {"z": 12}),
     "out_keys in place": (lambda m: m.out_keys.__setitem__(0, "w"), {"w": 2}),

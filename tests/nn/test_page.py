@@ -76,7 +76,7 @@ def test_a_gaussian_cell(wrapper, room):
     loc, raw = cell(td["input"], td["hidden"]).chunk(2, -1)
     scale = nn.functional.softplus(raw + torch.tensor(0.99).expm1().log()) + 0.01  # 1 at raw = 0
     assert_close(td["scale"], scale)
-    assert_close([td["loc"], td["sample"]], [loc, loc])  # by default what is drawn is not random
+    assert_close([td["loc"], td["sample"]], [loc, loc])  # by default the value is not random
     assert_close(td["sample_log_prob"], Normal(loc, scale).log_prob(loc))
     with keyed.set_interaction_type(keyed.InteractionType.RANDOM):
         one, other = module(inputs.clone())["sample"], module(inputs.clone())["sample"]

@@ -155,7 +155,7 @@ def test_other_leaves():
 ONLINE = net(3)
 
 
-MISTAKES = [  # a target, what it should follow, a rate, the error and its words
+MISTAKES = [  # a target, the online network, a rate, the error and part of its message
     *(
         (TensorDict(w=torch.zeros(2)), TensorDict(w=torch.ones(2)), rate, ValueError, r"in 0\.\.1")
         for rate in (-0.1, 1.1, float("nan"), torch.tensor([0.5, 2.0]))
@@ -213,7 +213,7 @@ class TestTargetCopy:
         assert_same(target.state_dict(), online.state_dict())
         assert not any(p.requires_grad or p.grad is not None for p in target.parameters())
         assert all(p.requires_grad and p.grad is not None for p in online.parameters())
-        update_target(target, net(2))  # has memory of its own
+        update_target(target, net(2))  # has separate memory
         assert not torch.equal(target[0].weight, online[0].weight)
         online = nn.Module()
         online.register_buffer("scale", torch.ones(2, requires_grad=True))

@@ -97,7 +97,7 @@ class Pair(d.Distribution):
 
 # --- keys ---------------------------------------------------------------------------------------
 
-KEYS = [  # a module, and what it reads and writes
+KEYS = [  # a module, its inputs and outputs
     (normal(), ["loc", "scale"], ["action"]),
     (normal(return_log_prob=True), ["loc", "scale"], ["action", "action_log_prob"]),
     (normal(return_log_prob=True, log_prob_key="lp"), ["loc", "scale"], ["action", "lp"]),

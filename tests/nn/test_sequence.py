@@ -85,7 +85,7 @@ def test_one_module_twice_in_the_order_of_execution():
 
 # --- callables and foreign modules --------------------------------------------------------------
 
-STEPS = {  # what stands between a -> b and b -> d: what is written, and the keys of the sequence
+STEPS = {  # the step between a -> b and b -> d: its outputs, and the keys of the sequence
     "a callable": (lambda td: td.set("c", td["b"] * 2), {"b": 1, "c": 2, "d": 2}, ["b", "d"]),
     "another container": (lambda td: TensorDict(b=td["b"] + 1), {"b": 2, "d": 3}, ["b", "d"]),
     "a module": (Select(), {"b": 1, "d": 2}, ["b", "d"]),
@@ -291,7 +291,7 @@ def test_modules_without_inputs_are_left_out(present, written, inner):
         with pytest.raises(KeyError):
             seq(td.copy())
     seq.partial_tolerant = True
-    stack = lazy_stack([td, other])  # each member has what its inputs give
+    stack = lazy_stack([td, other])  # each member has the outputs of its inputs
     assert seq(stack) is stack
     assert leaves(td) == {*present, *written} and leaves(other) == {"a", "b", "c"}
 
@@ -416,7 +416,7 @@ def test_other_parts():
     assert seq.select_subsequence(out_keys=[("mid", ("x",))]).in_keys == first
     part = seq.select_subsequence(in_keys=[("mid", "x"), ("in", ("m",))])
     assert len(part) == 1 and part.out_keys == [("out", "p")]
-    lost = seq_of(("a", "b"), ("x", "b"))  # what is written over is not needed
+    lost = seq_of(("a", "b"), ("x", "b"))  # an overwritten output is not needed
     assert lost.select_subsequence(out_keys=["b"]).in_keys == ["x"]
     whole = Seq(Mine(*chain("a", "b", "c")), step("b", "d"))  # no subclass is cut
     assert whole.select_subsequence(out_keys=["b"])[0] is whole[0]

@@ -148,7 +148,7 @@ def test_a_decorated_forward(args, outside, skipped):
             with pytest.raises(ZeroDivisionError):
                 module(TensorDict(x=zero), None)
             assert skip_existing() is outside
-        own = made(*args, outs=("x",))  # what reads its output runs
+        own = made(*args, outs=("x",))  # a module that reads its output runs
         assert own(TensorDict(x=zero))["x"] == 1
 
 

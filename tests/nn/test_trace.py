@@ -282,7 +282,7 @@ OWN_WAY = {
     lambda: EnsembleModule(keyed(Net(), ["z"], ["y"]), 2): "EnsembleModule",
     lambda: ProbabilisticTensorDictSequential(normal()): "ProbabilisticTensorDictSequential",
 }
-ERRORS = [  # what is traced, and words of the error
+ERRORS = [  # a traced module, and part of the error
     (lambda: nn.Linear(T, A), ""),
     (lambda: relu_by_hand, ""),
     *(

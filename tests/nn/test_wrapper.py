@@ -103,7 +103,7 @@ def test_selections_and_hooks():
         assert wrapper.out_keys == ["v"] and wrapper.out_keys_source == ["u", "v"]
         for form in ("container", "keywords"):
             assert call(wrapper, form) == {"v": 3}
-        if selected is one:  # it leaves the module as it is
+        if selected is one:  # the module is unchanged
             assert module.out_keys == other.out_keys == ["u", "v"]
             assert call(other, "container") == {"u": 2, "v": 3}
         selected.reset_out_keys()

@@ -44,7 +44,7 @@ def made_tree(edges, num_actions, num_rows=None, prior=None, root_value=0.25, **
 
 
 def random_tree(seed, num_rows=30, num_actions=6, shared=0.0):
-    """A random tree; about the fraction `shared` of its nodes stand for earlier ones."""
+    """A random tree; about the fraction `shared` of its nodes repeat earlier ones."""
     draw = random.Random(seed)
     edges, free, canonical = [], [(0, a) for a in range(num_actions)], [0]
     for row in range(1, num_rows):

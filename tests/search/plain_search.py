@@ -32,7 +32,7 @@ class Options:
     root_in_range: bool = False
     min_range: float = 0.01
     tie_seed: int | None = None
-    # Gumbel, where it is given
+    # Gumbel, if given
     gumbel: list[float] | None = None
     max_considered: int = 16
     value_scale: float = 0.1

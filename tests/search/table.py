@@ -24,7 +24,7 @@ class Table:
     mask: Tensor | None = None  # [S, A] bool; a row without any: the game is over
     player: Tensor | None = None  # [S] int64
     discount: Tensor | None = None  # [S, A] float32
-    labels: Tensor | None = None  # [S, A] int64: what choice a stands for; the tables count labels
+    labels: Tensor | None = None  # [S, A] int64: the label of choice a; the tables count labels
     prefixed: bool = False
 
     def root(self, states: Tensor, mask: Tensor | None = None) -> RootOutput:

@@ -98,7 +98,7 @@ def test_summary_of_a_game_shows_players_and_ends():
 
 def test_summary_shows_a_shared_node_once():
     canonical = torch.arange(8, dtype=torch.int32)
-    canonical[7], canonical[4] = 3, 0  # wait-wait leads to what right-left leads to; a way back
+    canonical[7], canonical[4] = 3, 0  # wait-wait and right-left lead to the same state; a cycle
     text = small_tree(canonical=canonical).summary(action_names=NAMES)
     assert "│  ├─ left #3 " in text and "│  ├─ wait #3 (above) " in text
     assert "│  ├─ jump #0 (above) " in text

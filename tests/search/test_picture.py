@@ -147,7 +147,7 @@ def test_figures_of_nodes_and_edges():
     for text in ("N 9", "V +0.25", "right", "P 25%  Q +0.50", "N 6", "wait", "P 25%  Q -0.25"):
         assert text in shown
     assert {"1 to 6 visits", "most visited path", "Q -1.00", "+1.00"} <= set(shown)
-    svg = tree.to_svg(max_nodes=2, action_names=NAMES)  # what is not shown is counted
+    svg = tree.to_svg(max_nodes=2, action_names=NAMES)  # hidden nodes are counted
     shown = texts_of(svg)
     assert shown[0].endswith("5 nodes (2 shown)") and shown.count("+1 hidden") == 2
     assert "1 action not shown, 3 visits\n2 not tried, prior 50%" in svg

@@ -1,4 +1,4 @@
-"""Nodes that stand for the same state share statistics."""
+"""Nodes with the same state share statistics."""
 
 import pytest
 import torch

@@ -167,7 +167,7 @@ def test_a_saved_tree_is_loaded(tmp_path, name, make):
         assert (loaded.embeddings == tree.embeddings).all()
         assert loaded.embeddings.shape == tree.embeddings.shape
         assert loaded[1:].embeddings.shape == (2, SIMULATIONS + 1)
-    assert not tree.data.is_locked  # what was saved is as it was
+    assert not tree.data.is_locked  # the saved tree is unchanged
     Tree.load(tmp_path / name)[1].save(tmp_path / "one.safetensors")
     assert same(Tree.load(tmp_path / "one.safetensors"), tree[1])
 

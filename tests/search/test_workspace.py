@@ -15,7 +15,7 @@ from raffia.search.workspace import Workspace
 
 from .table import assert_same
 
-SEARCHES = {  # rows, actions are 3; what differs from a search by PUCT with 6 simulations
+SEARCHES = {  # rows, actions are 3; differences from a search by PUCT with 6 simulations
     "puct": (4, {}),
     "fewer rows": (2, {}),
     "more simulations": (4, {"num_simulations": 9}),

@@ -29,7 +29,7 @@ def erase(x):
     x.zero_()
 
 
-WRITES = {  # what changes values only
+WRITES = {  # changes of values only
     "zero_": lambda td: td.zero_(),
     "fill_": lambda td: td.fill_("b", 7),
     "fill_ a nested one": lambda td: td.fill_(("n", "c"), 7),
@@ -69,7 +69,7 @@ WRITES = {  # what changes values only
     "data": lambda td: assign(td, "data", like(td, 5)),
     "load_state_dict": lambda td: td.load_state_dict(like(td, 5).state_dict()),
 }
-NEW_ENTRIES = {  # what adds entries
+NEW_ENTRIES = {  # additions of entries
     "set": lambda td: td.set("new", torch.full((*td.shape, 2), 5)),
     "set nested": lambda td: td.set(("n", "new"), torch.full((*td["n"].shape, 2), 5)),
     "set levels": lambda td: td.set(("x", "y", "z"), torch.ones(td.shape)),
@@ -87,7 +87,7 @@ NEW_ENTRIES = {  # what adds entries
     "create_nested": lambda td: td.create_nested("new"),
     "rows": lambda td: put(td, ..., TensorDict(new=torch.ones(td.shape), batch_size=td.shape)),
 }
-REMOVALS = {  # what removes entries or gives them other keys
+REMOVALS = {  # removals and renamings of entries
     "del": lambda td: operator.delitem(td, "a"),
     "del nested": lambda td: operator.delitem(td, ("m", "k", "d")),
     "del_": lambda td: td.del_("n"),

@@ -191,7 +191,7 @@ def test_a_write_with_gradients_keeps_the_graph():
     assert x.grad.tolist() == [3, 3]
 
 
-PAIRS = {  # what is written into, and what is written
+PAIRS = {  # the target, and the new value
     "as it is": lambda x: (torch.zeros(2, 3), torch.ones(2, 3)),
     "cast": lambda x: (torch.zeros(2, 3, dtype=torch.int8), torch.full((2, 3), 1.5)),
     "broadcast": lambda x: (torch.zeros(2, 3), torch.ones(3)),
@@ -252,7 +252,7 @@ def test_only_values_that_may_contain_a_container_are_searched(monkeypatch):
     td = TensorDict(a=torch.zeros(2))
     for _ in range(5):
         td = TensorDict(below=td, a=torch.zeros(2))
-    td["other"] = TensorDict()  # nothing holds what was made just now
+    td["other"] = TensorDict()  # nothing contains a new container
     td.update(TensorDict(b=TensorDict()))
     td = td.apply(lambda x: x + 1)
     td.set(("new", "levels"), torch.zeros(2))

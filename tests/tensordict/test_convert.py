@@ -135,7 +135,7 @@ def test_devices(kind, device):
     assert (result.batch_size, result.names) == (td.batch_size, td.names)
     assert {leaf.device for leaf in leaves(result)} == {torch.device(device)}
     assert result.to(device) is result and result.to(device=device) is result
-    if str(device) == "cpu":  # what needs no move is shared
+    if str(device) == "cpu":  # tensors that need no move are shared
         assert content(result) == content(td)
         assert [id(x) for x in leaves(result)] == [id(x) for x in leaves(td)]
         assert content(td.cpu()) == content(td) and td.cpu().device == CPU

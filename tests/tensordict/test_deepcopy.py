@@ -32,7 +32,7 @@ VIEWS = {
     "parameter": lambda x: torch.nn.Parameter(x.detach(), requires_grad=False),
 }
 COPIED_ALONE = {"parameter"}  # nn.Parameter clones its values, wherever they are
-CHANGED = {"negative", "conjugate"}  # which torch copies to memory of their own
+CHANGED = {"negative", "conjugate"}  # which torch copies to separate memory
 
 
 @tensorclass

@@ -163,7 +163,7 @@ def in_one_file(td, at):
     assert path.read_bytes() == first and os.listdir(at / "x") == ["td.safetensors"]
     assert not td.is_locked and not td.is_memmap()
     back = load(path)
-    path.unlink()  # what was loaded needs no file
+    path.unlink()  # loaded values need no file
     td.memmap().save(path)
     assert type(back) is TensorDict and sound(back)
     return back, raffia.load(str(path)), TensorDict(z=1).load_(path)
@@ -211,7 +211,7 @@ def test_memmap_like_makes_zeros(name, tmp_path):
     for leaf in zeros._leaves([]):
         for row in leaf.unbind() if leaf.is_nested else [leaf]:
             row.view(torch.uint8).fill_(1) if row.element_size() == 1 else row.fill_(1)
-    assert content(td.memmap_like(tmp_path)) == content(zeros)  # opened as it is
+    assert content(td.memmap_like(tmp_path)) == content(zeros)  # opened unchanged
 
 
 def zeroed(found):

@@ -527,7 +527,7 @@ def test_options_of_derived_containers():
     assert set(td.flatten_keys("_").keys()) == {"b_c", "b.c"}
 
 
-# ------------------------------------------------------------------- entries beside one another
+# ------------------------------------------------------------------------------- joined entries
 
 
 def pair(width=4):
@@ -605,22 +605,22 @@ def test_the_check_can_fail():
             check(make(), wrong)
 
 
-# --- what a function chooses, and what renaming empties ------------------------------------------
+# --- selections by a function, and emptied levels ------------------------------------------------
 
 
 def test_a_set_of_keys_may_be_selected_by_a_function():
     for td in (make(), lazy_stack([make(), make()])):
         td["text"] = "a string"
-        ndim, seen = td.ndim, []
+        ndim, calls = td.ndim, []
 
-        def chooses(key, value, ndim=ndim, seen=seen):
-            seen.append(key)
+        def chooses(key, value, ndim=ndim, calls=calls):
+            calls.append(key)
             return value.ndim == ndim
 
         one, two, rest = td.split_keys([("b", "d")], chooses)
         assert list(one.keys(True, True)) == [E] and list(two.keys(True, True)) == [C]
         assert set(rest.keys(True, True, is_leaf=is_leaf_nontensor)) == {"a", "text"}
-        assert seen == [("a",), C]  # each tensor once, none that is taken, and no text
+        assert calls == [("a",), C]  # each tensor once, none that is taken, and no text
         mine, left = td.split_keys(lambda key, value: key[0] == "b", inplace=True)
         assert left is td and set(mine.keys(True, True)) == {C, E} and "b" not in td
 

@@ -152,7 +152,7 @@ def test_indexing_returns_members():
         assert all(a is b["n"] for a, b in zip(td["n"].tensordicts, td.tensordicts, strict=True))
         td["n"]["new"] = torch.zeros(*BATCHES[dim], 5)
         assert ("n", "new") in td.tensordicts[2].keys(True)
-        td["b"].zero_()  # what is read is a copy
+        td["b"].zero_()  # the result is a copy
         assert torch.equal(td["b"], dense(dim)["b"])
     td = make()
     td[1:3]["n"].tensordicts[0].zero_()

@@ -42,13 +42,13 @@ def refused(call, match=LOCKED):
 def test_which_changes_a_locked_container_refuses(kind):
     def refuse(change):
         td = TREES[kind]().lock_()
-        refused(lambda: change(td), rf"{LOCKED}.*set_\(.*unlock_")  # what works instead
+        refused(lambda: change(td), rf"{LOCKED}.*set_\(.*unlock_")  # the call that works
         check_same(td, make())
         assert locks(td) == {True}
 
     def take(change):
         td, want = TREES[kind]().lock_(), make()
-        list(td.items(True, True))  # what is remembered shows the change, too
+        list(td.items(True, True))  # caches show the change, too
         change(td)
         change(want)
         check_same(td, want)

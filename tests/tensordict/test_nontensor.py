@@ -136,7 +136,7 @@ def test_reading():
     td = TensorDict(n=None, batch_size=[2])
     assert "n" in td.keys() and "n" in td and td.to_dict() == {"n": None}
     got = words()["w"]
-    got[1] = "new"  # what is written into the list is in the entry
+    got[1] = "new"  # writes to the list change the entry
     td = words()
     td["w"][1] = "new"
     assert td["w"] == got == ["p", "new", "r"] and td[1]["w"] == "new"

@@ -297,7 +297,7 @@ def test_invalid_joins_are_refused():
 
 # ---------------------------------------------------------------- new containers like another
 
-LIKE = {  # arguments, and what holds of every leaf
+LIKE = {  # arguments, and a property of every leaf
     torch.zeros_like: ((), lambda x: (x == 0).all()),
     torch.ones_like: ((), lambda x: (x == 1).all()),
     torch.full_like: ((3,), lambda x: (x == 3).all()),

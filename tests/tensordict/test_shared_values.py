@@ -103,7 +103,7 @@ def test_no_entry_of_one_record_is_lost_without_sharing(tmp_path):
 
     run_and_join([FORK.Process(target=count, args=(name,)) for name in "ab"])
     assert TensorDict.load(tmp_path).to_dict() == {"a": 99, "b": 99}
-    assert td.to_dict() == {"a": 0, "b": 0}  # as it was when they got the container
+    assert td.to_dict() == {"a": 0, "b": 0}  # unchanged since the processes got the container
 
 
 def test_changes_in_quick_succession_of_equal_length(tmp_path):

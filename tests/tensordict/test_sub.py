@@ -66,7 +66,7 @@ def test_reads_rows_of_the_parent(parent):
         assert list(leaves(rows)) == list(leaves(want))
         for name in ("n", "m"):
             assert type(rows.get(name)) is SubTensorDict
-        td.zero_()  # a view shows what the parent has now
+        td.zero_()  # a view shows the current values of the parent
         assert not any(value.any() for value in leaves(rows).values())
 
     each(INDICES, check)

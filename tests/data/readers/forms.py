@@ -163,7 +163,7 @@ FORMATS = {
 
 
 def make_episode(steps, seed=0):
-    """An episode as nested dicts of arrays, [steps + 1] what goes with the observations."""
+    """An episode as nested dicts of arrays, [steps + 1] for entries of observations."""
     rng = np.random.default_rng(seed)
     last = np.arange(steps) == steps - 1
     return {

@@ -56,7 +56,7 @@ def test_episodes_are_read_as_they_were_written(form, tmp_path):
                     assert torch.equal(value, expected[key]), key
     assert type(episodes).__name__ in repr(episodes) and str(tmp_path) in repr(episodes)
     before = td["next", "obs", "pos"].clone()
-    td["obs", "pos"].zero_()  # which leaves the next one as it is
+    td["obs", "pos"].zero_()  # the next one is unchanged
     assert torch.equal(td["next", "obs", "pos"], before)
 
 

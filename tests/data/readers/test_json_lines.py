@@ -64,7 +64,7 @@ def test_a_line_is_an_episode_or_a_step(tmp_path):
     (td,) = read_json_lines(write(tmp_path, [EPISODE | {"episode": [3, 4]}]))
     assert td["episode"].tolist() == [3, 4]
     steps = [{("run" if key == "episode" else key): x for key, x in s.items()} for s in STEPS]
-    steps[2]["note"] = "here"  # what is left out may be on some lines only
+    steps[2]["note"] = "here"  # a left out column may be on some lines only
     columns = {"run": "episode", "note": None, "remark": None}
     assert len(list(read_json_lines(write(tmp_path, steps), columns=columns))) == 2
 

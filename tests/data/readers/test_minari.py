@@ -304,5 +304,5 @@ def test_entries_other_than_arrays_of_numbers_are_refused(tmp_path, add, where, 
     folder = made(tmp_path, lambda file: add(file["episode_0"]))
     found = error(folder)
     assert found.where == "episode_0" + where and why in found.why
-    if add is not other_bytes:  # what is left out isn't looked at
+    if add is not other_bytes:  # left out columns are not checked
         assert len(list(read_minari(folder, columns={"infos": None}))) == 1

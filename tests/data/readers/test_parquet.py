@@ -236,7 +236,7 @@ def test_small_files_that_need_a_large_memory_are_refused(tmp_path, monkeypatch)
 
     path = written(equal)
     assert path.stat().st_size < 20_000  # for 8 MB
-    assert len(next(iter(read_parquet(path)))) == steps  # what any machine has room for
+    assert len(next(iter(read_parquet(path)))) == steps  # fits into the memory of any machine
     monkeypatch.setattr("raffia.data.readers.arrow.SMALL_BYTES", 2**20)
     with pytest.raises(MalformedDataError, match="only .* are stored: a small file that needs"):
         next(iter(read_parquet(path)))
