@@ -502,6 +502,8 @@ def test_selections_with_missing_keys(kind):
     for bad in BAD:
         assert list(td.select("a", bad, strict=False).keys(True, True)) == ["a"]
     assert td.select(("a", "zz"), strict=False).is_empty()  # there is no entry below a tensor
+    assert list(td.split_keys(["zz"], default=None, strict=False)[0].keys()) == []
+    assert list(td.split_keys(["zz"], default=None)[0].keys()) == ["zz"]
     parts = td.split_keys(["a"], ["zz"], strict=False)
     assert [set(part.keys(True, True)) for part in parts] == [{"a"}, set(), {C, E}]
     assert same(td.replace(a=ONE)["a"].detach(), ONE)

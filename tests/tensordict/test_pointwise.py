@@ -456,6 +456,20 @@ def test_options_of_reductions():
             assert_leaves(result, getattr(td, op)(*args, **options))
 
 
+@pytest.mark.parametrize("batch_size", [BATCH, (B,), ()])
+def test_no_dimensions_are_all_dimensions(batch_size):
+    td = TensorDict(dict(make().items()), batch_size)
+    for name in "sum mean prod std var nansum nanmean amax amin logsumexp".split():
+        for keepdim in (False, True):
+            out = getattr(td, name)(dim=(), keepdim=keepdim)
+            want = td.sum(keepdim=keepdim) if keepdim else td.sum()
+            assert out.batch_size == want.batch_size and sound(out)
+            assert {k: v.shape for k, v in leaves(out).items()} == {
+                k: v.shape for k, v in leaves(want).items()
+            }
+    assert torch.equal(td.sum(dim=(), reduce=True), td.sum(reduce=True))
+
+
 def test_metadata_of_reductions():
     td = TensorDict({"a": leaf(B, T)}, BATCH, names=["b", "t"], device="cpu")
     assert td.sum(0).names == td.any(0).names == ["t"]

@@ -51,7 +51,7 @@ def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
                 f"Incompatible dim {d} for tensordict with shape {td._batch_size}: it counts "
                 "batch dimensions; dim='feature' stands for the entries' own"
             )
-    return tuple([d % ndim for d in given])
+    return tuple([d % ndim for d in given]) or None  # as for tensors, none of them is all
 
 
 def _reduced_size(size: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:
@@ -187,6 +187,10 @@ def _repeated(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 _prod, _any, _all = _repeated(torch.prod), _repeated(torch.any), _repeated(torch.all)
+
+
+def _logsumexp(x: Tensor, *, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return torch.logsumexp(x, tuple(range(x.dim())) if dim is None else dim, keepdim)
 
 
 def _quantile(
@@ -552,7 +556,7 @@ class Reductions:
         tensor(1.3863)
         """
         dims = tuple(range(self.batch_dims)) if dim is None else dim  # type: ignore[attr-defined]
-        result = reduced(self, torch.logsumexp, dims, keepdim, None)
+        result = reduced(self, _logsumexp, dims, keepdim, None)
         return result if out is None else out.update(result)
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Self:

@@ -184,7 +184,8 @@ def split_keys(
     A dict stands for a set of keys and the names that they get; a function of key, a tuple, and
     tensor for the tensors, of those in no set before, for which it is true.
     inplace: the last one is this container, from which the others are taken out.
-    default: what stands for keys that are not there (else KeyError, unless strict=False).
+    default: what stands for keys that are not there (else KeyError; with strict=False, and None,
+        they are left out).
     reproduce_struct: keep the empty levels of nested containers.
 
     >>> from raffia import TensorDict
@@ -195,6 +196,8 @@ def split_keys(
     if inplace and td._locked:
         raise locked_error(td)
     last = td if inplace else td.copy()
+    if default is None and not strict:
+        default = NO_DEFAULT
     return _split_keys(td, last, key_sets, default, strict, reproduce_struct)
 
 
