@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import raffia
 from raffia import NonTensorData, TensorClass, TensorDict, is_tensorclass, lazy_stack, tensorclass
+from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import apply_op, each, ops, raises
 from tests.tensordict.stored import content
 
@@ -659,3 +660,29 @@ def test_a_subclass_keeps_its_class():
         assert type(out) is Mine and type(mine["n"]) is TensorDict
         out.total()
     assert type(torch.stack([mine, mine.to_tensordict()])) is TensorDict
+
+
+def test_rows_of_a_typed_container_make_an_entry_of_its_class():
+    @tensorclass
+    class Pair:
+        x: torch.Tensor
+        inner: "Pair" = None
+        label: str = None
+
+    inner = Pair(torch.ones(3), label="inner", batch_size=[3])
+    pair = Pair(torch.ones(3), inner, "outer", batch_size=[3])
+    row = TensorDict(p=pair, n={"p": pair}, batch_size=[3])
+    dense = TensorDict(a=torch.zeros(2, 3), batch_size=[2, 3], names=["t", "n"], device="cpu")
+    for td in (
+        dense,
+        lazy_stack(list(TensorDict(a=torch.zeros(2, 3), batch_size=[2, 3]).unbind(1)), 1),
+    ):
+        td[1] = row
+        for made in (td["p"], td["n", "p"]):
+            assert type(made) is type(made.inner) is Pair and made.batch_size == (2, 3)
+            assert made.x.sum(1).tolist() == made.inner.x.sum(1).tolist() == [0, 3]
+            assert made[1, 0].label == "outer" and made[1, 0].inner.label == "inner"
+            assert made.names == td.names and made.device == td.device and sound(td)
+    whole = Pair(torch.zeros(2, 3), batch_size=[2, 3])
+    whole[0] = pair
+    assert type(whole.inner) is Pair and whole.inner.x.sum(1).tolist() == [3, 0]

@@ -312,7 +312,8 @@ def _zeros_for(td: Any, theirs: Any, rows_ndim: int, ndim: int) -> Any:
         return theirs.new_zeros(shape)
     if theirs._is_data():
         return theirs._filled(shape)
-    return td._new({}, shape)
+    like: Any = theirs if isinstance(theirs, kinds.TensorClass) else td
+    return like._new({}, shape)
 
 
 def iterate(td: Container) -> Iterator[Container]:
