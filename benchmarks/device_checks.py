@@ -52,7 +52,7 @@ def subject(name: str) -> tuple[EfficientZeroRun, EfficientZeroLearner, TensorDi
     )
     state = learner.init(0)
     state["params"] = shaken(state["params"])
-    state["step"] = torch.tensor(config.num_updates // 20)  # behind the warmup
+    state["step"] = torch.tensor(config.num_updates // 20)  # after the warmup
     return config, learner, state
 
 
@@ -60,34 +60,35 @@ def update(name: str, device: torch.device, small: bool) -> list[Agreement]:
     """Gradients of a batch, and the optimiser's step."""
     config, learner, state = subject(name)
     batch = noise_batch(SPECS[name], config, 4 if small else NUM_WINDOWS)
-    there, check = state.to(device).clone(), f"update, {name}"
-    given, metrics = learner.grads(state, batch)
-    found, metrics_there = learner.grads(there, batch.to(device))
+    state_there, check = state.to(device).clone(), f"update, {name}"
+    expected, metrics = learner.grads(state, batch)
+    found, metrics_there = learner.grads(state_there, batch.to(device))
     agreements = [
         near(check, what, metrics[what], metrics_there[what], rtol=1e-3, atol=atol)
         for what, atol in (("loss", 0.0), ("priority", 1e-3))
     ]
     agreements += [
-        near_as_a_whole(check, what, given[what], found[what], share=2e-2)
+        near_as_a_whole(check, what, expected[what], found[what], share=2e-2)
         for what in ("grads", "buffers")
     ]
-    same = learner.apply(state.clone(), given)["params"]
-    same_there = learner.apply(there.clone(), given.to(device))["params"]
-    whole = learner.apply(there.clone(), found)["params"]
+    applied = learner.apply(state.clone(), expected)["params"]
+    applied_there = learner.apply(state_there.clone(), expected.to(device))["params"]
+    updated = learner.apply(state_there.clone(), found)["params"]
     return [
         *agreements,
-        near_as_a_whole(check, "apply, of the same gradients", same, same_there, share=1e-5),
+        near_as_a_whole(check, "apply, of the same gradients", applied, applied_there, share=1e-5),
         near_as_a_whole(
-            *(check, "params after the update", step(same, given), step(whole, given)), share=2e-2
+            *(check, "params after the update", step(applied, expected), step(updated, expected)),
+            share=2e-2,
         ),
     ]
 
 
 def step(params: TensorDict, update: TensorDict) -> TensorDict:
-    """Parameters, and 0 for those whose gradients say nothing.
+    """Parameters, and 0 for those with negligible gradients.
 
-    That of a bias before a BatchNorm is 0 but for rounding, as is that of the keys' in attention,
-    and by this Adam moves them as far as by any other; so it is of what is small beside the rest.
+    The gradient of a bias before a BatchNorm is rounding error, as is that of attention's keys, but
+    Adam moves these as far as others; so it does with gradients that are small beside the rest.
     """
     grads = {name: grad.abs() for name, grad in leaves(update["grads"]).items()}
     largest = max(float(grad.max()) for grad in grads.values())
@@ -103,49 +104,53 @@ def planners(name: str, device: torch.device) -> tuple[Planner, Planner]:
     """The same networks on the CPU and on the device."""
     config, learner, state = subject(name)
 
-    def there(place: torch.device) -> Planner:
-        model, stack = learner.make_model(0).to(place), config.env.frame_stack
+    def planner_on(target: torch.device) -> Planner:
+        model, stack = learner.make_model(0).to(target), config.env.frame_stack
         planner = Planner(model, SPECS[name], config, frame_stack=stack)
         planner.refresh(state)
         return planner
 
-    return there(torch.device("cpu")), there(device)
+    return planner_on(torch.device("cpu")), planner_on(device)
 
 
 def search(name: str, device: torch.device, small: bool) -> list[Agreement]:
     """Visits and values of roots, with noise, from the same seeds."""
     num, config, check = 4 if small else NUM_ROOTS, preset(name, small=False), f"search, {name}"
     frames = noise_batch(SPECS[name], config, num)["frames"][:, : config.env.frame_stack]
-    seen = frames if config.env.frame_stack > 1 else frames[:, 0]
-    states = TensorDict(observation=seen, batch_size=[num])
-    here, there = (
+    observation = frames if config.env.frame_stack > 1 else frames[:, 0]
+    states = TensorDict(observation=observation, batch_size=[num])
+    expected, found = (
         planner.plan(states, seed=torch.arange(num)) for planner in planners(name, device)
     )
-    visits = (here.tree.visits_of_root(), there.tree.visits_of_root())
+    visits = (expected.tree.visits_of_root(), found.tree.visits_of_root())
     return [
         same_share(check, "visit counts", *visits, allowed=0.02, of="visits"),
-        near(check, "root value", here.root_value, there.root_value, rtol=1e-3, atol=1e-3),
+        near(check, "root value", expected.root_value, found.root_value, rtol=1e-3, atol=1e-3),
     ]
 
 
 def batches(name: str, device: torch.device, small: bool) -> list[Agreement]:
-    """`make_batch` with every policy reanalyzed, of windows that lie on the CPU."""
+    """`make_batch` with every policy reanalyzed, of segments on the CPU."""
     with played(name, torch.device("cpu"), small=True) as parts:
-        windows = parts.run.replay.sample(4)
-        here, there = (
-            make_batch(windows, planner, generator=torch.Generator().manual_seed(0))[0]
+        segments = parts.run.replay.sample(4)
+        expected, found = (
+            make_batch(segments, planner, generator=torch.Generator().manual_seed(0))[0]
             for planner in planners(name, device)
         )
     check, searched = f"make_batch, {name}", ("target_policy", "target_value")
     return [
-        equal(check, "what is not searched", here.exclude(*searched), there.exclude(*searched)),
+        equal(check, "what is not searched", expected.exclude(*searched), found.exclude(*searched)),
         same_share(
-            *(check, "target policy", here["target_policy"], there["target_policy"]),
+            *(check, "target policy", expected["target_policy"], found["target_policy"]),
             allowed=0.02,
             of="visits",
         ),
         near(
-            check, "target value", *(b["target_value"] for b in (here, there)), rtol=1e-3, atol=1e-3
+            check,
+            "target value",
+            *(b["target_value"] for b in (expected, found)),
+            rtol=1e-3,
+            atol=1e-3,
         ),
     ]
 

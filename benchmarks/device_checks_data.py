@@ -18,41 +18,45 @@ NUM_DRAWS = 3
 
 def container(device: torch.device, small: bool) -> list[Agreement]:
     """Copies to the device and back, by file, by page-locked memory; computed values."""
-    here = TensorDict(
+    original = TensorDict(
         frames=torch.arange(96, dtype=torch.uint8).view(4, 24),
         nest=dict(x=torch.arange(8.0).view(4, 2), half=torch.ones(4, dtype=torch.bfloat16)),
         batch_size=[4],
     )
-    there, check = here.to(device), "TensorDict"
+    copied, check = original.to(device), "TensorDict"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "container.safetensors"
-        there.save(path)
+        copied.save(path)
         loaded = TensorDict.load(path, device)
-        loaded_here = TensorDict.load(path)
-    pinned = here.pin_memory() if device.type == "cuda" else here
+        loaded_on_cpu = TensorDict.load(path)
+    pinned = original.pin_memory() if device.type == "cuda" else original
     sent = pinned.to(device, non_blocking=True)
     index = torch.tensor([2, 0])
-    computed = torch.cat([there, there])[index.to(device)].apply(lambda x: x + 1)
+    computed = torch.cat([copied, copied])[index.to(device)].apply(lambda x: x + 1)
     return [
-        _placed(check, "to and from", here, there, device),
-        _placed(check, "saved and loaded", here, loaded, device),
-        equal(check, "loaded on the CPU", here, loaded_here),
-        _placed(check, "sent while the program goes on", here, sent, device),
-        _placed(
-            *(check, "cat, index, apply", torch.cat([here, here])[index].apply(lambda x: x + 1)),
+        _equal_on_device(check, "to and from", original, copied, device),
+        _equal_on_device(check, "saved and loaded", original, loaded, device),
+        equal(check, "loaded on the CPU", original, loaded_on_cpu),
+        _equal_on_device(check, "sent while the program goes on", original, sent, device),
+        _equal_on_device(
+            *(
+                check,
+                "cat, index, apply",
+                torch.cat([original, original])[index].apply(lambda x: x + 1),
+            ),
             *(computed, device),
         ),
     ]
 
 
-def _placed(
-    check: str, what: str, here: TensorDict, there: TensorDict, device: torch.device
+def _equal_on_device(
+    check: str, what: str, expected: TensorDict, found: TensorDict, device: torch.device
 ) -> Agreement:
     """Equal bits, on the device, and with that device in the container."""
-    kinds = {value.device.type for value in there.values(True, True)}
+    kinds = {value.device.type for value in found.values(True, True)}
     if kinds != {device.type}:
         return Agreement(check, what, float("inf"), f"on {device.type}, found {sorted(kinds)}")
-    return equal(check, what, here, there)
+    return equal(check, what, expected, found)
 
 
 def replay(device: torch.device, small: bool) -> list[Agreement]:
@@ -67,7 +71,7 @@ def replay(device: torch.device, small: bool) -> list[Agreement]:
         plain.update_priority(expected["index"], priority)
         for name, buffer in buffers.items():
             found = buffer.sample(8)
-            worst.append(_placed(check, name, expected, found, device))
+            worst.append(_equal_on_device(check, name, expected, found, device))
             buffer.update_priority(found["index"], priority.to(device))
     return [*_worst_of_each(worst), *_pinned(plain, device)]
 

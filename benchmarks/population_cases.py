@@ -13,7 +13,7 @@ class Kind:
     """A learner whose populations are measured."""
 
     name: str
-    told: str
+    summary: str
     members: tuple[int, ...]
     aim: tuple[int, float] | None = None  # so many members at most so many times ...
     of_sum: bool = False  # ... as many steps one after the other, and not one step

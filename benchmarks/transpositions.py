@@ -210,12 +210,12 @@ SIDE = 15
 def walk(embedding: Tensor, action: Tensor) -> tuple[RecurrentOutput, Tensor]:
     """One step on a board of 15 x 15 [M, (place, treasure)]; 1 on reaching the treasure."""
     after = (embedding[:, :2] + STEPS[action]).clamp(0, SIDE - 1)
-    there, num = (after == embedding[:, 2:]).all(-1), len(action)
+    arrived, num = (after == embedding[:, 2:]).all(-1), len(action)
     output = RecurrentOutput(
-        reward=there.float(),
+        reward=arrived.float(),
         value=torch.zeros(num),
         prior_logits=torch.zeros(num, 4),
-        mask=~there.unsqueeze(-1).expand(num, 4),
+        mask=~arrived.unsqueeze(-1).expand(num, 4),
     )
     return output, torch.cat([after, embedding[:, 2:]], -1)
 
@@ -252,7 +252,7 @@ class Found:
 
     best: float  # fraction of roots whose most visited action is a best one
     nodes: float  # mean number
-    unlike: float  # unlike states among them, mean number
+    num_distinct: float  # distinct states among them, mean number
     seconds: float  # CPU time of the process
 
 
@@ -271,11 +271,11 @@ def plan(case: Case, simulations: int, key: StateKey | None) -> Found:
     made = tree.data["parent"] >= 0
     made[:, 0] = True
     nodes = made.sum(-1).float().mean().item()
-    unlike = nodes
+    num_distinct = nodes
     if "key" in tree.data:
         pairs = zip(tree.data["key"], made, strict=True)
-        unlike = statistics.mean(len(keys[rows].unique()) for keys, rows in pairs)
-    return Found(best.float().mean().item(), nodes, unlike, seconds)
+        num_distinct = statistics.mean(len(keys[rows].unique()) for keys, rows in pairs)
+    return Found(best.float().mean().item(), nodes, num_distinct, seconds)
 
 
 def row(case: Case, simulations: int, rounds: int) -> str:
@@ -291,7 +291,7 @@ def row(case: Case, simulations: int, rounds: int) -> str:
         str(simulations),
         f"{without.best:.0%}",
         f"{shared.best:.0%}",
-        f"{shared.unlike:.0f} of {shared.nodes:.0f}",
+        f"{shared.num_distinct:.0f} of {shared.nodes:.0f}",
         f"{each:.2f}",
         f"{ratio:.2f}",
     ]

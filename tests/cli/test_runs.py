@@ -250,7 +250,7 @@ EIGHT = replace(  # each has an environment
 TRAINED = [  # the arguments; the config, the folder and the preset
     ("--preset cartpole --seed 3 --search.num_simulations=7",
      (replace(POLE, seed=3, search=SEARCH), "runs/cartpole-3", "cartpole")),
-    ("--config mine.yaml --seed 6 --preset smoke --run kept/here", (MINE, "kept/here", "smoke")),
+    ("--config mine.yaml --seed 6 --preset smoke --run other/run", (MINE, "other/run", "smoke")),
     ("--config=mine.json", (replace(EfficientZeroRun(), env=ACROBOT), "runs/mine-0", "")),
     ("--config runs/a/config.json --run=b", (PRESETS["smoke"], "b", "")),
     ("--preset smoke --run empty", (PRESETS["smoke"], "empty", "smoke")),

@@ -71,7 +71,7 @@ def newest(folder):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spoken") / "run"
+    folder = tmp_path_factory.mktemp("population") / "run"
     result = ilql.train(RUN, folder, view=Quiet())
     assert (result.reason, result.update) == ("finished", 12)
     return folder

@@ -51,7 +51,7 @@ def test_an_update_is_that_of_torchs_adamw_on_the_loss(net):
         torch.testing.assert_close(parameter, other.get_parameter(name), rtol=1e-6, atol=1e-7)
 
 
-def test_evaluation_mode_and_torchs_generator_do_not_change_what_is_learnt():
+def test_evaluation_mode_and_torchs_generator_do_not_change_the_update():
     first, second = small_agent(), small_agent().eval()
     first.learn()
     torch.manual_seed(5)
