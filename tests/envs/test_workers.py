@@ -319,7 +319,7 @@ def test_a_worker_that_hangs_during_a_replay_is_named(workers):
         return worker
 
     batch._workers[0].process.kill()
-    batch._wait_until_ready = lambda worker: None  # has been waited for
+    batch._wait_until_ready = lambda worker: None  # the worker is ready already
     batch._started = stopped_when_ready
     with pytest.raises(WorkerError, match="hangs"):
         batch.step(torch.tensor([1, 0]))
