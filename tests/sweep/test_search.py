@@ -65,6 +65,16 @@ def test_worker_processes_give_the_same_plan(undisturbed, algorithm, tmp_path):
     assert [run.settings for run in found.runs] == [run.settings for run in undisturbed.runs]
 
 
+@pytest.mark.parametrize("trial", [10, 11])  # the first ten are random
+def test_trials_that_end_together_give_the_same_plan(trial, undisturbed):
+    """All scores before a trial may be known when it is suggested."""
+    search, runs = undisturbed.search, undisturbed.runs
+    known = replace(search, scores=search.scores[:trial])
+    assert (
+        suggest(known, [run.settings for run in runs[: 2 * trial : 2]]) == runs[2 * trial].settings
+    )
+
+
 @pytest.mark.parametrize("stop_at", [1, 7])
 def test_an_interrupted_search_resumes_exactly(stop_at, undisturbed, algorithm, tmp_path):
     """The leader dies after `stop_at` runs."""

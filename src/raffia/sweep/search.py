@@ -74,9 +74,11 @@ def next_trial(search: Search, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 def suggest(search: Search, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The settings of the next trial, by Optuna's TPE sampler.
 
-    before: of the trials so far, of which the first `search.scores` have ended.
+    before: of the trials so far, of which the first `search.scores` have ended. A score that is
+        known early, as trials ended together, does not count yet.
     """
     optuna = require_optuna()
+    scores = search.scores[: max(0, len(before) - search.lag + 1)]
     kinds = {name: _distribution(optuna, kind) for name, kind in search.ranges.items()}
     state = optuna.trial.TrialState
     with _quiet(optuna):
@@ -87,8 +89,8 @@ def suggest(search: Search, before: Sequence[Mapping[str, Any]]) -> dict[str, An
         )
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for number, settings in enumerate(before):
-            score = search.scores[number] if number < len(search.scores) else None
-            failed = number < len(search.scores) and score is None
+            score = scores[number] if number < len(scores) else None
+            failed = number < len(scores) and score is None
             ended = state.FAIL if failed else state.RUNNING if score is None else state.COMPLETE
             params = {
                 name: settings[name] if isinstance(kind, Range) else kind.index(settings[name])
