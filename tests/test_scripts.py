@@ -165,8 +165,8 @@ class TestWhatIsRun:
     @pytest.mark.parametrize(
         ("args", "ends", "texts"),
         [
-            ([], "-m not slow", ["The fast checks", "About 5 minutes", "./test --all"]),
-            (["--all", "-x"], "--dist worksteal -x", ["All checks", "About 25 minutes"]),
+            ([], "-m not slow", ["The fast checks", "About 6 to 7 minutes", "./test --all"]),
+            (["--all", "-x"], "--dist worksteal -x", ["All checks", "About 30 minutes"]),
         ],
     )
     def test_the_fast_set_is_the_default_and_says_so_first(self, args, ends, texts, checkout):
