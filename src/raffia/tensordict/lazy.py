@@ -21,6 +21,7 @@ from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey, is_key, missing
 from raffia.tensordict.lazy_shape import (
     common_size,
+    joined_tensors,
     member_shape,
     nested,
     padded,
@@ -741,7 +742,7 @@ def lazy_stack(
         )
     first, forms = members[0], (as_list, as_padded_tensor, as_nested_tensor)
     if any(forms):
-        return _joined_tensors(
+        return joined_tensors(
             members, dim, forms, padding_side=padding_side, layout=layout, fill=padding_value
         )
     for td in members:
@@ -766,30 +767,6 @@ def lazy_stack(
         if result._mark is not None:  # made by hand, as a member is
             result._held = False
     return result if out is None else out.update(result, inplace=True)
-
-
-def _joined_tensors(
-    tensors: list[Any],
-    dim: int,
-    forms: tuple[bool, bool, bool],
-    *,
-    padding_side: str,
-    layout: torch.layout | None,
-    fill: float | bool,
-) -> Tensor | list[Tensor]:
-    """Tensors as a list, as one tensor padded to the largest shape, or as a nested tensor."""
-    if sum(forms) > 1:
-        raise TypeError("lazy_stack: pass one of as_list, as_padded_tensor and as_nested_tensor")
-    if not all([isinstance(tensor, Tensor) for tensor in tensors]):
-        raise TypeError(
-            "lazy_stack: as_list, as_padded_tensor and as_nested_tensor take a list of tensors; "
-            "td.get(key, as_list=True) reads an entry of a lazy stack so"
-        )
-    if forms[0]:
-        return tensors
-    if forms[1]:
-        return torch.stack(padded(tensors, fill, padding_side), dim)
-    return nested(tensors, torch.jagged if layout is None else layout)
 
 
 def _moved_members(tds: Sequence[Any], device: Any, strict_shape: bool) -> list[Any]:

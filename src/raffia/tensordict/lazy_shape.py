@@ -90,6 +90,30 @@ def nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
     return turned.transpose(1, at + 1)
 
 
+def joined_tensors(
+    tensors: list[Any],
+    dim: int,
+    forms: tuple[bool, bool, bool],
+    *,
+    padding_side: str,
+    layout: torch.layout | None,
+    fill: float | bool,
+) -> Tensor | list[Tensor]:
+    """Tensors as a list, as one tensor padded to the largest shape, or as a nested tensor."""
+    if sum(forms) > 1:
+        raise TypeError("lazy_stack: pass one of as_list, as_padded_tensor and as_nested_tensor")
+    if not all([isinstance(tensor, Tensor) for tensor in tensors]):
+        raise TypeError(
+            "lazy_stack: as_list, as_padded_tensor and as_nested_tensor take a list of tensors; "
+            "td.get(key, as_list=True) reads an entry of a lazy stack so"
+        )
+    if forms[0]:
+        return tensors
+    if forms[1]:
+        return torch.stack(padded(tensors, fill, padding_side), dim)
+    return nested(tensors, torch.jagged if layout is None else layout)
+
+
 _ALL = slice(None)
 
 
