@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from raffia.jit.dense_program import DenseProgram
-from raffia.jit.grouped import bind_group
+from raffia.jit.dense_program import DenseProgram, bind_group
 
 
 def make(seed, *, other=False):

@@ -327,22 +327,24 @@ class DenseProgram:
         Numbers of rows in arrays that choose are not checked. Rows are worked on in blocks: a row
         that is written where another is read may be written before.
         """
-        for name, slot in self._slots.items():
-            slot.check(name, arrays[name])
-        return Bound(self, [(slot, arrays[name]) for name, slot in self._slots.items()])
+        return Bound([self], arrays)
 
     def run(self, arrays: Mapping[str, Tensor], rows: int) -> None:
         """`bind(arrays)(rows)` once, for arrays that were made for it: they are not checked."""
-        addresses = array("q", [arrays[name].data_ptr() for name in self._slots])
         memory = scratch(BLOCK * self._columns)
-        record = self.record(addresses, memory)  # a name, so that it lives
+        addresses = self.addresses(arrays)
+        record = self.record(addresses)  # a name, so that it lives
         layers.run(record.address, memory, rows)
 
-    def record(self, slots: "array[int]", memory: int) -> layers.ProgramRecord:
-        """The program as the kernel reads it, on arrays and scratch memory at these addresses."""
+    def addresses(self, arrays: Mapping[str, Tensor]) -> "array[int]":
+        """The addresses of the arrays that the program works on, in its order."""
+        return array("q", [arrays[name].data_ptr() for name in self._slots])
+
+    def record(self, addresses: "array[int]") -> layers.ProgramRecord:
+        """The program as the kernel reads it, on arrays at these addresses."""
         table, weights = self._table.data_ptr(), self._weights.data_ptr()
         record = layers.ProgramRecord()
-        record.set(table, len(self._layers), weights, slots.buffer_info()[0], BLOCK, memory)
+        record.set(table, len(self._layers), weights, addresses.buffer_info()[0], BLOCK)
         return record
 
     def __reduce__(self) -> NoReturn:
@@ -395,33 +397,46 @@ class DenseProgram:
 
 
 class Bound:
-    """A program with the arrays that it works on."""
+    """A program with the arrays that it works on; or several, each for the rows of its member."""
 
-    def __init__(self, program: DenseProgram, slots: list[tuple[_ArraySlot, Tensor]]) -> None:
-        self._referenced = program, slots  # keeps alive what the addresses below refer to
-        self.room = min(
-            (found.size(0) for slot, found in slots if not slot.chosen), default=0
-        )  # rows
-        self.size = BLOCK * program._columns  # of scratch memory, float32
-        self.addresses = array("q", [found.data_ptr() for _, found in slots])
-        self._program = self.program(self.addresses)
+    def __init__(
+        self,
+        programs: Sequence[DenseProgram],
+        arrays: Mapping[str, Tensor],
+        members: Sequence[Tensor] = (),  # `member`, `read`, `written` of a `BoundRecord`
+    ) -> None:
+        steps, rooms = [], []  # bytes from a row to the next in each array; how many rows
+        for program in programs:
+            for name, slot in program._slots.items():
+                slot.check(name, arrays[name])
+                steps.append(0 if slot.chosen else slot.dtype.itemsize * math.prod(slot.row))
+                rooms += [] if slot.chosen else [len(arrays[name])]
+        addresses = programs[0].addresses(arrays)
+        if any(program.addresses(arrays) != addresses for program in programs[1:]):
+            raise ValueError(
+                "the programs of a group must read and write the same arrays in the same order"
+            )
+        self._room = min(rooms, default=0)
+        self._size = BLOCK * max(program._columns for program in programs)  # float32 of scratch
+        num, reloaded = len(addresses), addresses[:]
+        records = [program.record(reloaded) for program in programs]
+        ours = [record.address for record in records]
+        table = array("q", [*addresses, *steps[:num], *ours])
+        at = table.buffer_info()[0]
+        self._fields = (  # in the order of a `BoundRecord`
+            at + 16 * num,
+            *([member.data_ptr() for member in members] or [0, 0, 0]),
+            *(num, at, at + 8 * num, reloaded.buffer_info()[0]),
+        )
+        # alive as long as the addresses are used
+        self._referenced = programs, dict(arrays), members, table, reloaded, records
+        self._bound = layers.BoundRecord()
+        self._bound.set(*self._fields, 0)
 
     def __call__(self, rows: int) -> None:
-        if not 0 <= rows <= self.room:
-            raise ValueError(f"the call asks for {rows} rows, but the arrays have {self.room}")
-        layers.run(self._program.address, scratch(self.size), rows)
-
-    @property
-    def steps(self) -> list[int]:
-        """Bytes from a row to the next in each array; 0 where rows are chosen."""
-        return [
-            0 if slot.chosen else found.element_size() * math.prod(slot.row)
-            for slot, found in self._referenced[1]
-        ]
-
-    def program(self, slots: "array[int]") -> layers.ProgramRecord:
-        """The program as the kernel reads it, on arrays at these addresses."""
-        return self._referenced[0].record(slots, scratch(self.size))
+        if not 0 <= rows <= self._room:
+            raise ValueError(f"the call asks for {rows} rows, but the arrays have {self._room}")
+        layers.run_bound(self._bound.address, scratch(self._size), rows)
 
     def native(self) -> tuple[int, int]:
         """The addresses of a compiled function and of what it is to be called with, and the rows.
@@ -429,8 +444,43 @@ class Bound:
         See raffia.jit.kernel. They hold in this thread, until another program is called in it; rows
         are not checked.
         """
-        self._program = self.program(self.addresses)
-        return step(layers.run_as_step), self._program.address
+        self._bound.set(*self._fields, scratch(self._size))
+        return step(layers.run_as_step), self._bound.address
+
+
+def bind_group(
+    programs: Sequence[DenseProgram],  # P, which read and write the same arrays
+    arrays: Mapping[str, Tensor],  # as `DenseProgram.bind` takes them
+    member: Tensor,  # int64 [rows of what is chosen from], each in 0..P-1; written to
+    *,
+    read: str,  # of the arrays: which row of `member` a row belongs to
+    written: str,  # ... and in which it is noted
+) -> Bound:
+    """Several programs of one form for the rows of one batch: each row by that of its member.
+
+    Rows of a member that lie next to each other are worked on together, so a batch in which members
+    lie one after the other costs little more than one program would.
+
+    >>> programs = []
+    >>> for number in (2.0, 3.0):
+    ...     program = DenseProgram()
+    ...     x = program.read("x", 1, index="from")
+    ...     program.write(program.dense(x, 1), "x", index="to")
+    ...     program.load([torch.full((1, 1), number), torch.zeros(1)])
+    ...     programs.append(program)
+    >>> x, member = torch.ones(4, 1), torch.tensor([0, 1, 0, 0])
+    >>> arrays = {"x": x, "from": torch.tensor([0, 1]), "to": torch.tensor([2, 3])}
+    >>> bind_group(programs, arrays, member, read="from", written="to")(2)
+    >>> x.squeeze(1), member
+    (tensor([1., 1., 2., 3.]), tensor([0, 1, 0, 1]))
+    """
+    for name in (read, written):
+        if member.dim() != 1 or member.dtype != arrays[name].dtype or not member.is_contiguous():
+            raise ValueError(
+                f"member must be contiguous {arrays[name].dtype} [rows], got {member.dtype} of "
+                f"shape {list(member.shape)}"
+            )
+    return Bound(programs, arrays, [member, arrays[read], arrays[written]])
 
 
 def _up(width: int) -> int:

@@ -12,7 +12,7 @@ import math
 
 from raffia.jit.kernel import kernel, load_f32, load_i64, store_f32
 from raffia.jit.packing import Layer, LookUpLayer, ReadLayer, WriteLayer, look_up, read, write
-from raffia.jit.records import I64s, Record, fields_at
+from raffia.jit.records import I64s, Record, exists, fields_at
 from raffia.jit.tiles import MOST_ROWS, PANEL, tile, tile_of_4_panels
 from raffia.jit.vectors import (
     WIDTH,
@@ -317,10 +317,9 @@ class ProgramRecord(Record):
     weights: int  # address of what the layers' offsets of weights count from, bytes
     slots: int  # address of the addresses of the caller's arrays
     block: int  # rows that go through all layers together
-    scratch: int  # that of a step: see `run`
 
 
-program_at = fields_at(ProgramRecord)
+_program_at = fields_at(ProgramRecord)
 
 
 @kernel
@@ -330,7 +329,7 @@ def run(
     num_rows: int,
 ) -> None:
     """Carry rows through all layers of the program, a block at a time."""
-    p = program_at(program)
+    p = _program_at(program)
     weights = p.weights
     for start in range(0, num_rows, p.block):
         rows = min(p.block, num_rows - start)
@@ -370,6 +369,47 @@ def slot(slots: int, number: int) -> int:
     return load_i64(slots + 8 * number) if number >= 0 else 0
 
 
-def run_as_step(program: int, rows: int) -> None:
-    """`run` with the record's scratch memory, to be compiled by `raffia.jit.kernel.step`."""
-    run(program, program_at(program).scratch, rows)
+class BoundRecord(Record):
+    """Programs of one form for the rows of one batch, and what tells which row is whose."""
+
+    programs: I64s  # addresses of the programs' records
+    member: I64s  # of what is chosen from; not given: all rows are the first program's
+    read: I64s  # which of `member` a row belongs to
+    written: I64s  # ... and in which it is noted
+    num_slots: int
+    slots: I64s  # addresses of the caller's arrays
+    steps: I64s  # bytes from a row to the next in each, 0 where rows are chosen
+    reloaded: I64s  # the addresses that the programs read: those of a run's first row
+    scratch: int  # that of a step: see `run_bound`
+
+
+_bound_at = fields_at(BoundRecord)
+
+
+@kernel
+def run_bound(
+    bound: int,  # address of its record
+    scratch: int,  # address of room for the buffers of one block of rows
+    num_rows: int,
+) -> None:
+    """Carry rows through their program, those of one member that lie side by side together."""
+    g, start = _bound_at(bound), 0
+    if not exists(g.member):
+        run(g.programs[0], scratch, num_rows)
+        return
+    while start < num_rows:
+        who = g.member[g.read[start]]
+        stop = start + 1
+        while stop < num_rows and g.member[g.read[stop]] == who:
+            stop += 1
+        for row in range(start, stop):
+            g.member[g.written[row]] = who
+        for number in range(g.num_slots):
+            g.reloaded[number] = g.slots[number] + start * g.steps[number]
+        run(g.programs[who], scratch, stop - start)
+        start = stop
+
+
+def run_as_step(bound: int, rows: int) -> None:
+    """`run_bound` with the record's scratch memory, to be compiled by `raffia.jit.kernel.step`."""
+    run_bound(bound, _bound_at(bound).scratch, rows)

@@ -22,8 +22,7 @@ from raffia.algorithms.efficientzero.model_mlp import (
     RepresentationNetworkMLP,
 )
 from raffia.functional.transforms import Support
-from raffia.jit.dense_program import ColumnBuffer, DenseProgram
-from raffia.jit.grouped import bind_group
+from raffia.jit.dense_program import ColumnBuffer, DenseProgram, bind_group
 from raffia.nn.blocks import DirectSequential
 from raffia.search.base import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
