@@ -28,6 +28,7 @@ from benchmarks import (
     device_checks_ilql,
     device_constants,
     device_figures,
+    device_populations,
 )
 from benchmarks.device_figures import Effort, Group
 from benchmarks.device_limits import fixed_precision, measure_limits
@@ -48,7 +49,7 @@ from benchmarks.device_tests import gpu_tests
 
 TESTS = "tests"  # for --ops
 CHECKS = device_checks_data.CHECKS | device_checks.CHECKS | device_checks_ilql.CHECKS
-GROUPS = device_constants.GROUPS | device_figures.GROUPS
+GROUPS = device_constants.GROUPS | device_figures.GROUPS | device_populations.GROUPS
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

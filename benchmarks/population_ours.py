@@ -23,6 +23,7 @@ from benchmarks.population_cases import (
     TAU,
     UNROLLED,
 )
+from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedModel, StackedPlanner
@@ -243,21 +244,25 @@ class Searches:
     torch.Size([6])
     """
 
-    def __init__(self, members: int, rows: int) -> None:
+    def __init__(self, members: int, rows: int, device: torch.device | str | None = None) -> None:
         spec, config = EnvSpec(observation_shape=(4,), action=Discrete(2)), PRESETS["cartpole"]
         learner = EfficientZeroLearner(spec, config, num_updates=10**6)
-        states = torch.stack([learner.init(seed) for seed in range(members)])
+        states = torch.stack([learner.init(seed) for seed in range(members)]).to(device)
+
+        def model() -> LatentModel:
+            return learner.make_model(0).to(device)
+
         self._together, self._vmapped = (
-            StackedPlanner(learner.make_model(0), spec, config, size=members) for _ in range(2)
+            StackedPlanner(model(), spec, config, size=members) for _ in range(2)
         )
-        self._vmapped._snapshot = StackedModel(learner.make_model(0), members, "vmap")
-        self._alone = [Planner(learner.make_model(0), spec, config) for _ in range(members)]
+        self._vmapped._snapshot = StackedModel(model(), members, "vmap")
+        self._alone = [Planner(model(), spec, config) for _ in range(members)]
         for planner in (self._together, self._vmapped):
             planner.refresh(states)
         for planner, state in zip(self._alone, states.unbind(0), strict=True):
             planner.refresh(state)
         num = members * rows
-        self._state = TensorDict(observation=torch.rand(num, 4), batch_size=[num])
+        self._state = TensorDict(observation=torch.rand(num, 4), batch_size=[num]).to(device)
         self._rows = rows
 
     def one_search(self) -> PolicyOutput:

@@ -50,6 +50,7 @@ TEXTS = {
     "compiled": ("wordle", dict(compile=True)),
     "compiled language": ("language", dict(compile=True)),
     "two learners": ("wordle", TWO),
+    "a sharded state": ("wordle", TWO | {"learners__state": "sharded"}),
     "evaluated on the GPU": ("wordle", dict(evaluators__num=1, evaluators__device="cuda")),
     "members in workers": ("members", dict(population__workers=3)),
 }

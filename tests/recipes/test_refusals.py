@@ -101,8 +101,6 @@ CHANGES = [  # a run, the error, and settings that it can't be combined with
         )
     ),
     (WORDLE, r"state=sharded .* there is only one: set learners.num=2", SHARDED),
-    (WORDLE, "learners.state=sharded on device=cuda: .*Leave one",
-     TWO | SHARDED | {"device": "cuda"}),
     (WORDLE, r"batch_size=6 .* divided equally .* learners.num=4", {"learners__num": 4}),
     (WORDLE, "use a batch_size that 4 divides", TWO | {"num_micro_batches": 2}),
     (ILQL_EVALUATED, "evaluators.* with population.size=2", MEMBERS_OF_2 | {"evaluators__num": 1}),

@@ -41,7 +41,8 @@ class Followers:
     sums: see `Group`.
     num_threads: of torch in each follower; None: as many as here, for sums may differ by it.
     device: where followers compute, as this process does; with "cuda" each takes the next card, or
-        shares one where there are fewer. Sums go through the CPU's memory.
+        shares one where there are fewer. Sums go over NCCL if each process has a card of its own,
+        else through the CPU's memory.
     max_restarts: how often followers may be lost in one update; once more is an error.
     spares: idle processes that replace one that dies.
     patience: seconds without an answer, or within a sum, after which a follower is taken for dead.
@@ -262,7 +263,10 @@ class Followers:
             port = torch.tensor(int(rendezvous.address.rpartition(":")[2]))
             for index in range(self.num):
                 self._ask(index, JOIN, port=port)
-            self._group = _group(rendezvous.address, 0, self.size, self.sums, self.patience)
+            self._group = _group(
+                *(rendezvous.address, 0, self.size, self.sums, self.patience),
+                device=device_of(str(self.device), 0),
+            )
             self._take_all()
 
     @contextmanager
@@ -404,7 +408,9 @@ class Follower:
                 self._group.close()
             self._state = self._own = self._update = None
             address = f"{LOCALHOST}:{int(task['port'])}"
-            self._group = _group(address, self._rank, self._size, self._sums, self._timeout)
+            self._group = _group(
+                *(address, self._rank, self._size, self._sums, self._timeout), device=self._device
+            )
         elif command == STATE:
             self._state = self._there(self._group).broadcast(None).to(self._device)
         elif command == PART:
@@ -420,7 +426,8 @@ class Follower:
             self._state = self._learner.apply(state, self._there(self._update))
             self._update = None
         elif command == SHARD:
-            self._state, self._rows = task["state"].clone(), task["rows"].clone()
+            self._state = task["state"].clone().to(self._device)
+            self._rows = task["rows"].clone()
         elif command in (LEARN, WHOLE):
             try:
                 self._take_part(command, task)
@@ -434,7 +441,7 @@ class Follower:
         if command == WHOLE:
             gathered(group, state.select(*rows.keys()), rows, is_kept=False)
         else:
-            part = task["part"].clone()
+            part = task["part"].clone().to(self._device)
             self._update, _ = shard_grads(group, self._learner, state, rows, part)
 
     @staticmethod
@@ -449,10 +456,14 @@ class Follower:
             self._group.close()
 
 
-def _group(address: str, rank: int, size: int, sums: Sums, patience: float) -> Group:
+def _group(
+    address: str, rank: int, size: int, sums: Sums, patience: float, *, device: torch.device
+) -> Group:
     """Form a group, whose members have all made their learner before and so arrive together."""
     limit = min(patience, MEET_SECONDS)
-    return Group(address, rank, size, sums=sums, timeout=patience, meet_seconds=limit)
+    return Group(
+        *(address, rank, size), sums=sums, timeout=patience, meet_seconds=limit, device=device
+    )
 
 
 def marks_of(tree: TensorDict) -> Marks:

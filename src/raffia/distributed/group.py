@@ -1,8 +1,8 @@
 """Groups of processes that sum tensors: all make the same calls in the same order, and get the same
 bits.
 
-Over gloo of torch.distributed, but not its group of the whole program: a group that lost a member
-is closed, and another is made.
+Over gloo of torch.distributed, and over NCCL between GPUs, but not its group of the whole program:
+a group that lost a member is closed, and another is made.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, TCPSto
 
 from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import Lost
+from raffia.distributed.nccl import NCCL, can_use_nccl, card_of
 from raffia.tensordict.tensordict import TensorDict
 
 Sums = Literal["ring", "ordered"]
@@ -69,6 +70,9 @@ class Group:
         numbers and adds them in order of rank, as `Accumulate` does; for small models and tests.
     timeout: seconds without another member after which it is taken for dead.
     meet_seconds: the same until all are there; None: as many.
+    device: where this member's tensors are: of one kind in all members. Between GPUs tensors are
+        summed, gathered and exchanged over NCCL if each member has one of its own, else over the
+        CPU's memory; trees (`gather`, `broadcast`) always over the CPU's.
 
     All methods raise `Lost` where a member is gone or silent, and close the group.
 
@@ -86,6 +90,7 @@ class Group:
         sums: Sums = "ring",
         timeout: float = 60.0,
         meet_seconds: float | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank={rank} must be in 0..{size - 1}, for {size} members")
@@ -95,6 +100,8 @@ class Group:
             raise ValueError(f"timeout={timeout} must be above 0")
         self.rank, self.size, self.sums, self.timeout = rank, size, sums, timeout
         self._group: Any = None
+        self._nccl: NCCL | None = None
+        self._store: Rendezvous | None = None  # of NCCL, where this member is the first
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(
@@ -103,6 +110,28 @@ class Group:
         with self._lost_in("waited for the others"):
             limit = timedelta(seconds=meet_seconds or timeout)
             self._group = _gloo(host, int(port), rank, size, limit)
+        if torch.device(device).type == "cuda":
+            self._connect_gpus(torch.device(device), host)
+
+    @property
+    def backend(self) -> Literal["gloo", "nccl"]:
+        """What tensors of this member's device are summed, gathered and exchanged over."""
+        return "gloo" if self._nccl is None else "nccl"
+
+    def _connect_gpus(self, device: torch.device, host: str) -> None:
+        """Connect the members' GPUs, if each has one of its own."""
+        if device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if not can_use_nccl(self.gather_flat(card_of(device))):
+            return
+        port = torch.tensor([0])
+        if self.rank == 0:
+            self._store = Rendezvous(host, self.timeout)  # as long as the group
+            port[0] = int(self._store.address.rpartition(":")[2])
+        self._from_first(port)
+        with self._lost_in("connected its GPU"):
+            store = TCPStore(host, int(port), None, False, timedelta(seconds=self.timeout))
+            self._nccl = NCCL(store, self.rank, self.size, device, self._meet)
 
     @property
     def is_open(self) -> bool:
@@ -118,8 +147,8 @@ class Group:
                 )
         out = [torch.empty_like(tensor) for tensor in tensors]
         for bucket in buckets(tensors):
-            flat = torch.cat([tensors[at].detach().reshape(-1) for at in bucket]).cpu()
-            flat = self._sum(flat).div_(self.size).to(tensors[bucket[0]].device)
+            flat = torch.cat([tensors[at].detach().reshape(-1) for at in bucket])
+            flat = self._sum(flat).div_(self.size)
             parts = flat.split([tensors[at].numel() for at in bucket])
             for at, part in zip(bucket, parts, strict=True):
                 out[at].copy_(part.view(out[at].shape))
@@ -128,8 +157,12 @@ class Group:
     def _sum(self, flat: Tensor) -> Tensor:  # [N]
         if self.sums == "ring":
             with self._lost_in("summed"):
-                self._group.allreduce([flat], self._limited(dist.AllreduceOptions())).wait()
-            return flat
+                if flat.is_cuda and self._nccl is not None:
+                    self._nccl.all_reduce(flat)
+                    return flat
+                there = flat.cpu()
+                self._group.allreduce([there], self._limited(dist.AllreduceOptions())).wait()
+            return there.to(flat.device)
         first, *others = self.gather_flat(flat)
         for other in others:
             first += other
@@ -146,10 +179,14 @@ class Group:
     def gather_flat(self, flat: Tensor) -> list[Tensor]:
         """The tensors [N] of all members, in order of rank; N and dtype are the same in all."""
         data = flat.contiguous().view(torch.uint8)
-        out = [torch.empty_like(data) for _ in range(self.size)]
         with self._lost_in("gathered"):
-            self._group.allgather([out], [data], self._limited(AllgatherOptions())).wait()
-        return [one.view(flat.dtype) for one in out]
+            if data.is_cuda and self._nccl is not None:
+                out = self._nccl.all_gather(data)
+            else:
+                there = data.cpu()
+                out = [torch.empty_like(there) for _ in range(self.size)]
+                self._group.allgather([out], [there], self._limited(AllgatherOptions())).wait()
+        return [one.to(flat.device).view(flat.dtype) for one in out]
 
     def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The tensor that each member has for this one [N], in order of rank.
@@ -158,12 +195,15 @@ class Group:
         """
         own = parts[self.rank]
         data = torch.cat([part.contiguous().view(torch.uint8) for part in parts])
-        out = torch.empty(self.size * own.nbytes, dtype=torch.uint8)
         sizes = [part.nbytes for part in parts]
-        options = self._limited(AllToAllOptions())
         with self._lost_in("exchanged"):
-            self._group.alltoall_base(*(out, data, [own.nbytes] * self.size, sizes, options)).wait()
-        return [one.view(own.dtype) for one in out.view(self.size, -1)]
+            if data.is_cuda and self._nccl is not None:
+                out = self._nccl.all_to_all(data, sizes, own.nbytes)
+            else:
+                out = torch.empty(self.size * own.nbytes, dtype=torch.uint8)
+                given = [own.nbytes] * self.size, sizes, self._limited(AllToAllOptions())
+                self._group.alltoall_base(out, data.cpu(), *given).wait()
+        return [one.view(own.dtype) for one in out.to(own.device).view(self.size, -1)]
 
     def broadcast(self, tree: TensorDict | None) -> TensorDict:
         """The tree that member 0 has; the others pass None, and get it on the CPU."""
@@ -185,13 +225,17 @@ class Group:
         with self._lost_in("read from the first"):
             self._group.broadcast([data], options).wait()
 
+    def _meet(self) -> None:
+        """Wait until all members have called this."""
+        self._group.barrier(self._limited(dist.BarrierOptions())).wait()
+
     def _limited(self, options: Any) -> Any:
         options.timeout = timedelta(seconds=self.timeout)
         return options
 
     @contextmanager
     def _lost_in(self, doing: str) -> Iterator[None]:
-        """Errors of gloo as `Lost`."""
+        """Errors of gloo and NCCL as `Lost`."""
         who = f"member {self.rank} of {self.size}"
         if self._group is None and doing != "waited for the others":
             raise Lost(f"{who}: the group is closed; make a new one")
@@ -208,7 +252,9 @@ class Group:
 
     def close(self) -> None:
         """Leave; members that wait for this one notice at once."""
-        self._group = None
+        if self._nccl is not None:
+            self._nccl.close()
+        self._group = self._nccl = self._store = None
 
     def __enter__(self) -> Self:
         return self

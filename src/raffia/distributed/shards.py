@@ -135,9 +135,9 @@ def shard_grads(
     # As doubles, so that the norm is rounded once, whichever rows a process has.
     square = torch.zeros((), dtype=torch.float64)
     for grad in counted:
-        square += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
+        square += torch.linalg.vector_norm(grad, dtype=torch.float64).square().cpu()
     norm = torch.stack(group.gather_flat(square.reshape(1))).sum().sqrt()
-    norm = norm.to(grads[0].dtype if grads else torch.float32)
+    norm = norm.to(grads[0]) if grads else norm.float()  # with their dtype and device
     if "grad_norm" in metrics.keys():
         metrics.set("grad_norm", norm)
     return update.set("grad_norm", norm), metrics

@@ -337,14 +337,10 @@ class ILQLRun(ILQLConfig):
                 f"processes with num_micro_batches={self.num_micro_batches} parts each: use a "
                 f"batch_size that {num * self.num_micro_batches} divides"
             )
-        is_sharded = self.learners.state == "sharded"
         check_alone(
             f"learners.num={num}",
-            "its processes share the batches of one agent without torch.compile, and hold a "
-            "sharded state on the CPU",
+            "its processes share the batches of one agent without torch.compile",
             {
-                f"learners.state=sharded on device={self.device}": is_sharded
-                and self.device != "cpu",
                 "compile=True": self.compile,
                 f"population.size={self.population.size}": self.population.size > 1,
             },
