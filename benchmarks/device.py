@@ -29,6 +29,7 @@ from benchmarks import (
     device_constants,
     device_figures,
     device_populations,
+    device_sums,
 )
 from benchmarks.device_figures import Effort, Group
 from benchmarks.device_limits import fixed_precision, measure_limits
@@ -49,7 +50,9 @@ from benchmarks.device_tests import gpu_tests
 
 TESTS = "tests"  # for --ops
 CHECKS = device_checks_data.CHECKS | device_checks.CHECKS | device_checks_ilql.CHECKS
-GROUPS = device_constants.GROUPS | device_figures.GROUPS | device_populations.GROUPS
+GROUPS = (
+    device_constants.GROUPS | device_figures.GROUPS | device_populations.GROUPS | device_sums.GROUPS
+)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

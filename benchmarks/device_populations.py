@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import torch
-
 from benchmarks.device_cost import Cost, cost_of, seconds_per_call
 from benchmarks.device_figures import Effort, Figure, Group, Measure
 from benchmarks.population_cases import KINDS
@@ -14,7 +12,7 @@ from raffia.recipes.devices import NUM_WARM, GraphedLearner
 
 SIZES = {kind.name: kind.aim[0] if kind.aim else 8 for kind in KINDS if not kind.big}
 ROWS = 8  # environments of each member
-READS = ["params", "buffers", "target", "hyper", "step"]  # what gradients may read of a state
+READS = ("params", "buffers", "target", "hyper")  # what gradients read of a state
 
 
 def learning(kind: str, effort: Effort) -> Iterator[tuple[str, Measure]]:
@@ -40,11 +38,12 @@ def learning(kind: str, effort: Effort) -> Iterator[tuple[str, Measure]]:
 def acting(effort: Effort) -> Iterator[tuple[str, Measure]]:
     """A move of all members, each in its environments."""
     members = 2 if effort.small else SIZES["cartpole"]
-    searches = Searches(members, ROWS, effort.device)
-    for side, call in (
-        ("one after the other", searches.searches),
-        ("joined", searches.vmapped),
-    ):
+    plain = Searches(members, ROWS, effort.device)
+    sides = {"one after the other": plain.searches, "joined": plain.vmapped}
+    if effort.device.type == "cuda":
+        graphed = Searches(members, ROWS, effort.device, cudagraphs=True)
+        sides["joined, as graphs"] = graphed.vmapped
+    for side, call in sides.items():
         name = f"{members} members, cartpole: acting, {side}"
         yield name, partial(_measured, name, call, effort, {"env steps": float(members * ROWS)})
 

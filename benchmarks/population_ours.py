@@ -239,12 +239,20 @@ class Searches:
     """A move of all members of `cartpole`: by one search, by one each, and by one that is vmapped.
 
     rows: environments of each member.
+    cudagraphs: record what the vmapped one computes in a simulation, on a GPU.
 
     >>> Searches(members=2, rows=3).one_search().action.shape
     torch.Size([6])
     """
 
-    def __init__(self, members: int, rows: int, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        members: int,
+        rows: int,
+        device: torch.device | str | None = None,
+        *,
+        cudagraphs: bool = False,
+    ) -> None:
         spec, config = EnvSpec(observation_shape=(4,), action=Discrete(2)), PRESETS["cartpole"]
         learner = EfficientZeroLearner(spec, config, num_updates=10**6)
         states = torch.stack([learner.init(seed) for seed in range(members)]).to(device)
@@ -255,7 +263,7 @@ class Searches:
         self._together, self._vmapped = (
             StackedPlanner(model(), spec, config, size=members) for _ in range(2)
         )
-        self._vmapped._snapshot = StackedModel(model(), members, "vmap")
+        self._vmapped._snapshot = StackedModel(model(), members, "vmap", cudagraphs=cudagraphs)
         self._alone = [Planner(model(), spec, config) for _ in range(members)]
         for planner in (self._together, self._vmapped):
             planner.refresh(states)

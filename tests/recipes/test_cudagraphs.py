@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from raffia.algorithms.efficientzero import EfficientZeroLearner, fold, inference
+from raffia.algorithms.efficientzero import EfficientZeroLearner, fold, inference, stacked
 from raffia.algorithms.efficientzero.inference import RowGraphs, room_for
+from raffia.algorithms.efficientzero.stacked import StackedModel
 from raffia.envs import Discrete, EnvSpec, make_env
 from raffia.nn import cudagraphs
 from raffia.recipes.devices import NUM_WARM, GraphedLearner
@@ -20,6 +22,8 @@ from tests.nn.test_cudagraphs import Twin
 from tests.recipes.runs import Quiet
 from tests.recipes.test_settings import BASES, IMAGE, VECTOR, with_all
 
+LINE = EnvSpec(observation_shape=(4,), action=Discrete(2))
+PAIR = dict(device="cuda", env__num_envs=4, population__size=2)
 FRAMES = EnvSpec(observation_shape=(4, 10, 10), action=Discrete(3))
 
 
@@ -108,10 +112,36 @@ def test_networks_as_graphs_equal_those_without(device):
     assert graphed.recurrent_fn.graphs.sizes == [2, 6]
 
 
-def test_the_setting_records_searches_and_gradients(tmp_path, twins):
+def test_networks_of_members_as_graphs_equal_those_without(device):
+    """Of any numbers of rows for each member; with other weights, too, and in a copy."""
+    learner = EfficientZeroLearner(LINE, VECTOR, num_updates=10)
+    plain, graphed = (
+        StackedModel(learner.make_model(0).to(device), 3, "vmap", cudagraphs=cudagraphs)
+        for cudagraphs in (False, True)
+    )
+    for seed in range(2):
+        states = torch.stack([learner.init(3 * seed + i) for i in range(3)]).to(device)
+        for each in (plain, graphed):
+            each.load(states)
+        for member in ([0, 0, 1, 1, 2, 2], [2, 0, 2, 2, 1], [1]):
+            observation = torch.rand(len(member), 4, device=device)
+            action = torch.arange(len(member), device=device) % 2
+            root = plain.root(observation, member=torch.tensor(member))
+            for each in (graphed, copy.deepcopy(graphed)):
+                expected, after = plain.recurrent_fn(root.embedding, action)
+                found, found_after = each.recurrent_fn(root.embedding, action)
+                for x, y in zip([*expected, after], [*found, found_after], strict=True):
+                    torch.testing.assert_close(y, x, rtol=1e-3, atol=1e-3)
+    assert graphed._models.graphs.sizes == [1, 2, 3]
+
+
+@pytest.mark.parametrize("base", ["stack", "members"])
+def test_the_setting_records_searches_and_gradients(base, tmp_path, twins, monkeypatch):
     """One graph for gradients, and graphs for searches."""
-    config = with_all(BASES["stack"], device="cuda", cudagraphs=True)
+    config = with_all(BASES[base], device="cuda", cudagraphs=True)
     object.__setattr__(config, "device", "cpu")
+    if base == "members":  # as on a GPU
+        monkeypatch.setattr(stacked, "StackedModel", partial(StackedModel, how="vmap"))
     run = EfficientZeroExperiment(config, tmp_path, Quiet(), make_env, None)
     with closing(run):
         state = run.init()
@@ -121,7 +151,7 @@ def test_the_setting_records_searches_and_gradients(tmp_path, twins):
         learning, *searching = twins
         assert learning.log == ["warm"] * NUM_WARM + ["record", "replay", "replay"]
         replays = sum(card.log.count("replay") for card in searching)
-        acting = run.actor.num_simulations // config.env.num_envs
+        acting = run.actor.num_simulations // (config.env.num_envs * config.population.size)
         assert len(searching) == 2 and replays > acting > 0
 
 
@@ -177,7 +207,8 @@ def test_settings_without_graphs_are_refused(request):
     for changes, message in (
         (dict(), "device=cpu: set device=cuda"),
         (dict(device="cuda", compile=True), "compile=True: "),
-        (dict(device="cuda", env__num_envs=4, population__size=2), "population.size=2: "),
+        (PAIR | dict(population__workers=2), "population.workers=2: "),
+        (PAIR | dict(population__ranges=("batch_size=2..4",)), "a range of batch_size: "),
         (dict(device="cuda", learners__num=2), "learners.num=2: "),
         (dict(device="cuda", model__evolvable_heads=True), "evolvable_heads=True: "),
     ):

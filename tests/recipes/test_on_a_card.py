@@ -35,6 +35,7 @@ SEARCHES = {
     "bfloat16, graphs": ("stack", dict(precision="bfloat16", cudagraphs=True)),
     "bfloat16, vectors": ("box", dict(precision="bfloat16", cudagraphs=True)),
     "bfloat16, compiled": ("image", dict(precision="bfloat16", compile=True)),
+    "members, graphs": ("members", dict(cudagraphs=True)),
     "compiled": ("vector", dict(compile=True)),
     "compiled images": ("image", dict(compile=True)),
     "actors ahead": ("vector", dict(env__num_envs=4, actors__num=2, actors__ahead=2)),

@@ -6,7 +6,8 @@ Legend: P members, N rows of all of them together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.func import functional_call
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.algorithms.efficientzero.inference import (
     FoldedModel,
+    RowGraphs,
     Rows,
     as_embedding,
     fold,
@@ -60,12 +62,18 @@ class StackedPlanner(Planner):
         size: int,
         frame_stack: int = 1,
         num_threads: int = 1,
+        cudagraphs: bool = False,
     ) -> None:
         self.size = size
-        super().__init__(model, spec, config, frame_stack=frame_stack, num_threads=num_threads)
+        super().__init__(
+            *(model, spec, config),
+            frame_stack=frame_stack,
+            num_threads=num_threads,
+            cudagraphs=cudagraphs,
+        )
 
     def _snapshot_of(self, model: LatentModel) -> StackedModel:
-        return StackedModel(model, self.size)
+        return StackedModel(model, self.size, cudagraphs=self.cudagraphs)
 
 
 class StackedModel:
@@ -73,6 +81,7 @@ class StackedModel:
 
     how: "each" member's rows by its own folded model, compiled where there is a compiled form; or
         all by one "vmap". None: each on a CPU, else vmap.
+    cudagraphs: of models on a GPU: record what a simulation computes by vmap as CUDA graphs.
 
     An embedding is that of a folded model, with a further entry "member" int64 [N].
 
@@ -82,11 +91,20 @@ class StackedModel:
     """
 
     def __init__(
-        self, model: LatentModel, size: int, how: Literal["each", "vmap"] | None = None
+        self,
+        model: LatentModel,
+        size: int,
+        how: Literal["each", "vmap"] | None = None,
+        *,
+        cudagraphs: bool = False,
     ) -> None:
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.size, self.how = size, how or ("each" if on_cpu else "vmap")
-        made = _Each(model, size) if self.how == "each" else _Vmapped(model, size)
+        made = (
+            _Each(model, size)
+            if self.how == "each"
+            else _Vmapped(model, size, cudagraphs=cudagraphs)
+        )
         self._models = made
         self.recurrent_fn = _StackedRecurrentFn(made)
 
@@ -172,16 +190,29 @@ class _Each:
 class _Vmapped:
     """Applies one vmapped program to the rows of all members."""
 
-    def __init__(self, model: LatentModel, size: int) -> None:
+    def __init__(self, model: LatentModel, size: int, *, cudagraphs: bool = False) -> None:
         self.size, self._form = size, _Decoded(model).eval()
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._weights = {
             f"model.{name}": torch.stack([tensor.detach()] * size) for name, tensor in named.items()
         }
+        self.cudagraphs = cudagraphs
 
+    def __getstate__(self) -> dict[str, Any]:
+        # graphs refer to this process's memory, a copy makes its own
+        return {name: value for name, value in vars(self).items() if name != "graphs"}
+
+    @cached_property
+    def graphs(self) -> RowGraphs:
+        """A simulation's step as CUDA graphs; they read the weights where `load` writes them."""
+        return RowGraphs(partial(self._apply, "recurrent"))
+
+    @torch.no_grad()
     def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
-        # copies, as a learner writes to its weights while a search may still read these
-        self._weights = {f"model.{name}": value[index] for name, value in weights.items()}
+        # Copies, as a learner writes to its weights while a search may still read these; where
+        # they were, for graphs read them there.
+        given = {f"model.{name}": value[index] for name, value in weights.items()}
+        torch._foreach_copy_([self._weights[name] for name in given], list(given.values()))
 
     def run(self, what: What, counts: list[int], *rows: Tensor) -> Rows:
         most = max(counts)
@@ -195,12 +226,20 @@ class _Vmapped:
         index = index.clamp_max(len(rows[0]) - 1)
         return self._run(what, *(x[index] for x in rows), there=there)
 
-    def _run(self, what: What, *rows: Tensor, there: Tensor | None) -> Rows:
+    def _run(self, what: What, *rows: Tensor, there: Tensor | None) -> Rows:  # [P, N / P, ...]
+        columns = [x.transpose(0, 1) for x in rows]
+        is_recorded = self.cudagraphs and what == "recurrent"
+        found = self.graphs(*columns) if is_recorded else self._apply(what, *columns)
+        parts = [x.transpose(0, 1) for x in found]
+        return tuple([x.flatten(0, 1) if there is None else x[there] for x in parts])
+
+    def _apply(self, what: What, *columns: Tensor) -> Rows:  # [N / P, P, ...]
         def run(weights: dict[str, Tensor], *parts: Tensor) -> Rows:
             return functional_call(self._form, weights, (what, *parts))
 
-        found = torch.vmap(run)(self._weights, *rows)
-        return tuple(x.flatten(0, 1) if there is None else x[there] for x in found)
+        dims = (0, *[1] * len(columns))
+        found: Rows = torch.vmap(run, in_dims=dims, out_dims=1)(self._weights, *columns)
+        return found
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         return None  # it works on copies of rows

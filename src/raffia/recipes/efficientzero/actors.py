@@ -41,9 +41,10 @@ def make_planner(
     settings: dict[str, Any] = {
         "frame_stack": config.env.frame_stack,
         "num_threads": config.num_threads,
+        "cudagraphs": config.cudagraphs,
     }
     if size == 1:
-        return Planner(model, spec, config, cudagraphs=config.cudagraphs, **settings)
+        return Planner(model, spec, config, **settings)
     return StackedPlanner(model, spec, config, size=size, **settings)
 
 

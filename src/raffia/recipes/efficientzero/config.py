@@ -281,10 +281,11 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
         check_alone(
             "cudagraphs=True",
-            "it records the gradients of one agent of fixed shape in one process",
+            "it records gradients of fixed shape in one process",
             {
                 "compile=True": self.compile,
-                f"population.size={self.population.size}": self.population.size > 1,
+                f"population.workers={self.population.workers}": self.population.workers > 0,
+                "a range of batch_size": "batch_size" in self.population.hyper_ranges(),
                 f"learners.num={self.learners.num}": self.learners.num > 1,
                 "model.evolvable_heads=True": self.model.evolvable_heads,
             },

@@ -115,10 +115,10 @@ class EfficientZeroExperiment(RunExperiment):
             self.learner: Learner = (
                 CompiledLearner(self.networks) if config.compile else self.networks
             )
-            if config.cudagraphs:
-                self.learner = GraphedLearner(self.learner, EfficientZeroLearner.read_by_grads)
             if self.members is not None:
                 self.learner = self.members.learner
+            if config.cudagraphs:
+                self.learner = GraphedLearner(self.learner, EfficientZeroLearner.read_by_grads)
             self._divide_learner(opened, workers, MAKE_LEARNER)
 
             self.schedule = schedule_of(config)
