@@ -12,8 +12,8 @@ from raffia.tensordict.collection import TensorCollection
 
 # methods that give entries, or something else that is not the container again
 RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items numpy tolist
-    to_namedtuple data_ptr to_module _entries _get_str _get_lazy _peek _peek_str _children
-    _named_children _stores _leaves _spread""".split()
+    to_namedtuple data_ptr to_module _entries _get_str _get_lazy _peek _peek_str _entry_names
+    _children _named_children _stores _leaves _spread""".split()
 # methods that run on the instance: they set entries, call a function on rows, or ask for the class
 GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors
     from_dict_instance map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_

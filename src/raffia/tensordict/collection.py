@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -520,6 +520,9 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     def _peek_str(self, name: str) -> Any:
         return self._get_str(name)
 
+    def _entry_names(self) -> Iterable[str]:
+        return self._peek()
+
     def _named_children(self) -> list[Any]:
         """The nodes below this one that bear its names of dimensions."""
         return self._children()
@@ -590,6 +593,14 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     def _set_names(self, new: Names) -> None:
         self._names = new
+
+    def _emptied(self, recurse: bool, batch_size: torch.Size | None) -> Any:
+        """A container without tensors; recurse: with the nested containers, empty too."""
+        entries = {}
+        for name, value in self._peek().items() if recurse else ():
+            if isinstance(value, Node) and not value._is_data():
+                entries[name] = value.empty(recurse=True)
+        return self._new(entries, self._batch_size if batch_size is None else batch_size)
 
 
 class TensorDictBase(TensorCollection):

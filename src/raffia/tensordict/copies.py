@@ -234,12 +234,7 @@ def empty(
     >>> TensorDict(a=torch.zeros(2), batch_size=[2]).empty().batch_size
     torch.Size([2])
     """
-    entries = {}
-    if recurse:
-        for name, value in td._peek().items():
-            if isinstance(value, Node) and not value._is_data():
-                entries[name] = value.empty(recurse=True)
-    out = td._new(entries, td._batch_size if batch_size is None else as_size(batch_size))
+    out = td._emptied(recurse, None if batch_size is None else as_size(batch_size))
     if device is not NO_DEFAULT:
         out._set_device(None if device is None else as_device(device))
     if names is not NO_DEFAULT:

@@ -21,6 +21,7 @@ from raffia.tensordict.keys import (
     unravel_key,
     unravel_key_to_tuple,
 )
+from raffia.tensordict.lazy_shape import member_shape
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Container, Node
 
@@ -336,7 +337,8 @@ def rename_key_(
     old_key, new_key = unravel_key(old_key), unravel_key(new_key)
     if td._locked:
         raise locked_error(td, old_key)
-    value = get(td, old_key, NO_DEFAULT)
+    if not contains(td, old_key):
+        raise_missing(old_key, td)
     if old_key == new_key:
         return td
     if safe and contains(td, new_key):
@@ -344,6 +346,11 @@ def rename_key_(
             f"key {new_key!r} already present in {type(td).__name__}; "
             "rename_key_(..., safe=False) overwrites it"
         )
+    if td._lazy:  # one may be a member twice
+        for member in {id(member): member for member in td._children()}.values():
+            member.rename_key_(old_key, new_key)
+        return td
+    value = get(td, old_key, NO_DEFAULT)
     paths = (unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key))
     with all_or_nothing(td, paths=paths):
         td.del_(old_key)
@@ -412,7 +419,8 @@ def is_empty(td: Any) -> bool:
     >>> TensorDict(a=dict()).is_empty(), TensorDict(a=1).is_empty()
     (True, False)
     """
-    for value in td._peek().values():
+    for name in td._entry_names():
+        value = td._peek_str(name)
         if value.__class__ is Tensor or not isinstance(value, Node):
             return False
         if value._is_data() or not value.is_empty():
@@ -459,8 +467,9 @@ def fill_(td: Container, key: NestedKey, value: float | bool) -> Container:
         raise_missing(key, td)
     node: Any
     node, name = holder(td, key)
-    if node is not td:  # which may be a lazy stack: what is read from it is a copy
-        node.fill_(name, value)
+    if node is not td or td._lazy:  # what is read from a lazy stack is a copy
+        for holds in td._children() if node is td else [node]:
+            holds.fill_(name, value)
         return td
     entry = get(td, key, NO_DEFAULT)
     for leaf in entry._leaves([]) if isinstance(entry, Node) else [entry]:
@@ -508,13 +517,16 @@ def converted(leaf: Tensor, how: bool | str) -> object:
 
 
 def get_item_shape(td: Any, key: NestedKey) -> torch.Size:
-    """The shape of the entry under `key`.
+    """The shape of the entry under `key`; in a lazy stack with -1 for dimensions that differ.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2, 3)).get_item_shape("a")
     torch.Size([2, 3])
     """
-    return get(td, key, NO_DEFAULT).shape
+    found = member_shape(*holder(td, key))
+    if found is None:
+        raise_missing(key, td)
+    return found
 
 
 def entry_class(td: Any, key: NestedKey) -> type:
@@ -633,11 +645,11 @@ def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Neste
     """
     out: list[tuple[Any, Any]] = []
     for name, value in td._peek().items():
-        if isinstance(value, Tensor):
+        if value.__class__ is Tensor or not isinstance(value, Node) or isinstance(value, Tensor):
             continue
-        if isinstance(value, Node) and value._is_data():
-            out.append((name, td._get_str(name)))
-        elif include_nested and isinstance(value, Node):
-            below = non_tensor_items(td._get_str(name), True)
+        if value._is_data():
+            out.append((name, value))
+        elif include_nested:
+            below = non_tensor_items(value, True)
             out += [(unravel_key((name, key)), entry) for key, entry in below]
     return tuple(out)

@@ -488,7 +488,7 @@ def masked_select(td: Container, mask: Tensor, *, inplace: bool = False) -> Cont
     out = getitem(td, mask)
     if not inplace:
         # Rows of a lazy stack may be its members; by a mask of several dimensions they are copies.
-        lazy: Any = td if getattr(td, "_lazy", False) else None
+        lazy: Any = td if td._lazy else None
         return out.clone() if lazy is not None and mask.dim() <= max(1, lazy.stack_dim) else out
     if td._locked:
         raise locked_error(td)

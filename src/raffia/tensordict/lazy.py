@@ -252,12 +252,12 @@ class LazyStackedTensorDict(LazyWrites):
                     else self._peek_str(name)
                     for name, value in first.items()
                 }
-        return {name: self._peek_str(name) for name in self._shared()}
+        return {name: self._peek_str(name) for name in self._entry_names()}
 
     def _entries(self) -> Entries:
-        return {name: self._get_str(name) for name in self._shared()}
+        return {name: self._get_str(name) for name in self._entry_names()}
 
-    def _shared(self) -> list[str]:
+    def _entry_names(self) -> list[str]:
         """Names of the entries that all members have, in the order of the first."""
         stores = [td._peek() for td in self.tensordicts]
         if not stores:
@@ -672,7 +672,7 @@ class LazyStackedTensorDict(LazyWrites):
 
     def _exclusive(self) -> list[list[str]]:
         """The names of the entries of each member that not all members have."""
-        shared = set(self._shared())
+        shared = set(self._entry_names())
         return [sorted(name for name in td.keys() if name not in shared) for td in self.tensordicts]
 
     def _extra_lines(self) -> list[str]:

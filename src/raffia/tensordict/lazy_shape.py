@@ -41,7 +41,7 @@ def size_mismatch(first: torch.Size, other: torch.Size, i: int) -> RuntimeError:
 
 def member_shape(node: Any, name: str) -> torch.Size | None:
     """The shape of an entry, with -1 for dimensions that differ in the members of a lazy stack."""
-    if not getattr(node, "_lazy", False):
+    if not node._lazy:
         value = node._get_str(name)
         return getattr(value, "shape", None)
     shapes = [member_shape(td, name) for td in node.tensordicts]

@@ -1,7 +1,8 @@
-"""Writing into lazy stacks: what is written is taken apart, and each member takes its part."""
+"""Changes of lazy stacks: what is written is taken apart, and each member takes its part."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import atomic, build, entries, index, lazy_rows, updates
+from raffia.tensordict import atomic, build, entries, index, lazy_rows, selection, updates
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import (
     NestedKey,
     missing,
@@ -17,7 +19,6 @@ from raffia.tensordict.keys import (
     unravel_key,
     unravel_key_to_tuple,
 )
-from raffia.tensordict.lazy_keys import LazyKeys
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Entries, Node, Source
 from raffia.tensordict.signatures import shows_options_of
@@ -26,14 +27,15 @@ from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import IsLeaf
 
 
-class LazyWrites(LazyKeys):
-    """The members of a lazy stack that change it.
+class LazyWrites(TensorDictBase):
+    """The methods of a lazy stack that change it, or select its entries.
 
     >>> from raffia import lazy_stack
     >>> isinstance(lazy_stack([TensorDict(a=1), TensorDict(a=2)]), LazyWrites)
     True
     """
 
+    tensordicts: list[Any]
     stack_dim: int
     hook_in: Callable[[Any], Any] | None = None
     _own_lock = False
@@ -42,6 +44,7 @@ class LazyWrites(LazyKeys):
     if TYPE_CHECKING:
         _plain: type[TensorDict]
         _of: Any
+        _of_members: Any
         _setup: Any
         _member_size: Any
 
@@ -288,19 +291,6 @@ class LazyWrites(LazyKeys):
         dest = None if node is None else node._d[name]
         return dest.__class__ is Tensor and updates.copied([dest], [value])
 
-    def fill_(self, key: NestedKey, value: float | bool) -> Self:
-        """Fill the tensors of the members under `key` with `value`.
-
-        >>> from raffia import lazy_stack
-        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).fill_("a", 5)["a"]
-        tensor([5, 5])
-        """
-        if not entries.contains(self, key):
-            raise_missing(key, self)
-        for td in self.tensordicts:
-            td.fill_(key, value)
-        return self
-
     def del_(self, key: NestedKey) -> Self:
         """Remove the entry under `key` from all members that have it, and return the container.
 
@@ -319,29 +309,6 @@ class LazyWrites(LazyKeys):
         self._del_str(path[0])
         return self
 
-    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
-        """Move an entry of all members to another key.
-
-        safe: refuse to overwrite an entry that is there.
-
-        >>> from raffia import lazy_stack
-        >>> list(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).rename_key_("a", "b").keys())
-        ['b']
-        """
-        old_key, new_key = unravel_key(old_key), unravel_key(new_key)
-        if not entries.contains(self, old_key):
-            raise_missing(old_key, self)
-        if self._locked:
-            raise locked_error(self, old_key)
-        if safe and entries.contains(self, new_key) and old_key != new_key:
-            raise KeyError(
-                f"key {new_key!r} already present in {type(self).__name__}; "
-                "rename_key_(..., safe=False) overwrites it"
-            )
-        for td in {id(td): td for td in self.tensordicts}.values():  # one may be a member twice
-            td.rename_key_(old_key, new_key)
-        return self
-
     def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
         """A copy (same tensors) in which each key of `mapping` has its new name in all members.
 
@@ -354,109 +321,38 @@ class LazyWrites(LazyKeys):
 
     # -- several entries
 
-    def update(
-        self,
-        input_dict_or_td: Source | None = None,
-        clone: bool = False,
-        inplace: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[NestedKey] | None = None,
-        is_leaf: IsLeaf | None = None,
-        update_batch_size: bool = False,
-        ignore_lock: bool = False,
-        **entries: Any,
-    ) -> Self:
-        """Store all entries of a container or dict in the members; see `TensorDict.update`.
+    def _update_members(self, source: Any, options: dict[str, Any], is_sized: bool) -> bool:
+        """`update` member by member; False if the source can't be taken apart.
 
-        >>> from raffia import lazy_stack
-        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
-        >>> td.update({"b": torch.tensor([3, 4])})[1]["b"]
-        tensor(4)
+        is_sized: the batch size of the source is taken over, which the members must have.
         """
-        source = updates.merged(input_dict_or_td, entries)
-        if source is self:
-            return self
-        if self._locked and not inplace and not ignore_lock:
-            raise locked_error(self)
-        how: dict[str, Any] = dict(clone=clone, inplace=inplace, keys_to_update=keys_to_update)
-        if non_blocking:  # which, like the next one, not all kinds take
-            how["non_blocking"] = True
-        if is_leaf is not None:
-            how["is_leaf"] = is_leaf
-        if self._locked and ignore_lock:
-            with self.unlock_():
-                return self.update(source, update_batch_size=update_batch_size, **how)
-        if update_batch_size and isinstance(source, Node):
-            return self._resized_by(source, how)
-        if inplace and keys_to_update is None and is_leaf is None:
-            if updates.written_at_once(self, source, non_blocking):
-                return self
-        parts = None if self.hook_in is not None else self._parts_of(source)
-        if parts is None and isinstance(source, Node):
+        dim, num, parts = self.stack_dim, len(self.tensordicts), None
+        options = {name: value for name, value in options.items() if value not in (None, False)}
+        if is_sized:
+            given = source._batch_size
+            if len(given) <= dim or given[dim] != num:
+                raise RuntimeError(
+                    f"update_batch_size=True: a lazy stack of {num} members along dim {dim} can't "
+                    f"have the batch size {tuple(given)}; td.to_tensordict() can"
+                )
+            parts, options["update_batch_size"] = source.unbind(dim), True
+        elif isinstance(source, Node):
             parts = self._split(source)
+        elif self.hook_in is None:
+            parts = self._parts_of(source)
         if parts is None:
-            return updates.update(self, source, **how)
+            return False
         pairs = list(zip(self.tensordicts, parts, strict=True))
-        special = clone or inplace or non_blocking or is_leaf or keys_to_update is not None
-        if not special and _are_fitting(pairs):
+        if not options and _are_fitting(pairs):
             for td, part in pairs:
                 td._take(part)
-            return self
-        with atomic.all_or_nothing(self, source):
+            return True
+        with atomic.all_or_nothing(self, None if is_sized else source):
             for td, part in pairs:
-                td.update(part, **how)
-        return self
-
-    def _resized_by(self, source: Any, how: dict[str, Any]) -> Any:
-        """`update` by a container whose batch size is taken over, which the members must have."""
-        dim, given = self.stack_dim, source._batch_size
-        if len(given) <= dim or given[dim] != len(self.tensordicts):
-            raise RuntimeError(
-                f"update_batch_size=True: a lazy stack of {len(self.tensordicts)} members along "
-                f"dim {dim} can't have the batch size {tuple(given)}; td.to_tensordict() can"
-            )
-        with atomic.all_or_nothing(self):
-            for td, part in zip(self.tensordicts, source.unbind(dim), strict=True):
-                td.update(part, update_batch_size=True, **how)
-        self._set_members(self.tensordicts)
-        return self
-
-    def update_(
-        self,
-        input_dict_or_td: Source | None = None,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[NestedKey] | None = None,
-        **entries_: Any,
-    ) -> Self:
-        """Write the entries of a container or dict into the members' tensors; allowed when locked.
-
-        Raises KeyError, before anything is written, if a key is not there.
-
-        >>> from raffia import lazy_stack
-        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)]).lock_()
-        >>> td.update_({"a": torch.tensor([3, 4])})["a"]
-        tensor([3, 4])
-        """
-        source = updates.merged(input_dict_or_td, entries_)
-        if keys_to_update is None and updates.written_at_once(self, source, non_blocking):
-            return self
-        parts = self._split(source) if isinstance(source, Node) else None
-        if parts is None:
-            return updates.update_(
-                self, source, clone, non_blocking=non_blocking, keys_to_update=keys_to_update
-            )
-        parts = [updates.restricted(part, keys_to_update) for part in parts]
-        pairs = list(zip(self.tensordicts, parts, strict=True))
-        for td, part in pairs:
-            for key in part.keys():
-                if not entries.contains(td, key):
-                    raise_missing(key, td)
-        for td, part in pairs:
-            td.update_(part, clone, non_blocking=non_blocking)
-        return self
+                td.update(part, **options)
+        if is_sized:
+            self._set_members(self.tensordicts)
+        return True
 
     @shows_options_of(updates.update_at_)
     def update_at_(self, input_dict_or_td: Source, idx: Any, clone: bool = False, **o: Any) -> Self:
@@ -513,6 +409,112 @@ class LazyWrites(LazyKeys):
         for member, rest, part in rows:
             member.update_at_(part, rest, clone, non_blocking=o.get("non_blocking", False))
         return self
+
+    # -- selection of entries, and their keys
+
+    def entry_class(self, key: NestedKey) -> type:
+        """The class of the entry under `key`, which all members have.
+
+        >>> from raffia import lazy_stack
+        >>> lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))]).entry_class("a").__name__
+        'LazyStackedTensorDict'
+        """
+        path = (key,) if key.__class__ is str else key
+        found: Any = None
+        try:
+            for found in self.tensordicts:
+                for name in path:
+                    found = found._d[name]
+                if found.__class__ is not Tensor:
+                    break
+        except (KeyError, AttributeError, TypeError):  # not in plain containers, or not in all
+            found = None
+        return Tensor if found.__class__ is Tensor else entries.entry_class(self, key)
+
+    def select(
+        self,
+        *keys: NestedKey,
+        inplace: bool = False,
+        strict: bool = True,
+        as_tensordict: bool = False,
+    ) -> Self:
+        """The lazy stack of the members with only these entries; see `TensorDict.select`.
+
+        >>> from raffia import lazy_stack
+        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).select("a").keys())
+        ['a']
+        """
+        if inplace:
+            return selection.select(self, *keys, inplace=True, strict=strict)
+        options: Any = dict(strict=strict, as_tensordict=as_tensordict)
+        return self._of_members([td.select(*keys, **options) for td in self.tensordicts])
+
+    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
+        """The lazy stack of the members without these entries; see `TensorDict.exclude`.
+
+        >>> from raffia import lazy_stack
+        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).exclude("a").keys())
+        ['b']
+        """
+        return self._each("exclude", *keys, inplace=inplace)
+
+    def flatten_keys(
+        self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+    ) -> Self:
+        """The lazy stack of the members without nesting; see `TensorDict.flatten_keys`.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))])
+        >>> td.flatten_keys(".")["a.b"]
+        tensor([1, 2])
+        """
+        return self._renamed("flatten_keys", "keys", separator, inplace, is_leaf=is_leaf)
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        """The lazy stack of the members with nesting; see `TensorDict.unflatten_keys`.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict({"a.b": 1}), TensorDict({"a.b": 2})])
+        >>> td.unflatten_keys(".")["a", "b"]
+        tensor([1, 2])
+        """
+        return self._renamed("unflatten_keys", "nested keys", separator, inplace)
+
+    def _renamed(
+        self, method: str, origin: str, separator: str, inplace: bool, **options: Any
+    ) -> Any:
+        """`flatten_keys` or `unflatten_keys` of the members."""
+        if inplace:  # a name that would be there twice is found before anything changes
+            getattr(self, method)(separator, **options)
+        out = self._each(method, separator, inplace=inplace, **options)
+        if not inplace:
+            out._origin = (origin, weakref.ref(self), separator)
+        return out
+
+    def _each(self, method: str, *args: Any, inplace: bool, **options: Any) -> Any:
+        """A method of the members: the lazy stack of the results, or itself (inplace)."""
+        if inplace and self._locked:
+            raise locked_error(self)
+        results = [
+            getattr(member, method)(*args, inplace=inplace, **options)
+            for member in self.tensordicts
+        ]
+        return self if inplace else self._of_members(results)
+
+    def filter_non_tensor_data(self) -> Self:
+        """The lazy stack of the members without their non-tensor entries.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1, s="x"), TensorDict(a=2, s="y")])
+        >>> list(td.filter_non_tensor_data().keys())
+        ['a']
+        """
+        return self._of_members([member.filter_non_tensor_data() for member in self.tensordicts])
+
+    def _emptied(self, recurse: bool, batch_size: torch.Size | None) -> Any:
+        if batch_size is not None:
+            return self._new({}, batch_size)
+        return self._of_members([member.empty(recurse=recurse) for member in self.tensordicts])
 
     # -- members
 

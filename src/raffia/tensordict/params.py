@@ -594,7 +594,7 @@ class _HookedView(NestedView):
 
 
 def _refuse_lazy(node: Any) -> None:
-    if getattr(node, "_lazy", False) and not node._is_data():
+    if node._lazy and not node._is_data():
         raise RuntimeError(
             "LazyStackedTensorDict is not permitted in TensorDictParams, which must own its "
             "parameters; td.contiguous() gives a dense container"

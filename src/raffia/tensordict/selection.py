@@ -44,7 +44,7 @@ def select(
     if inplace:
         if td._locked:
             raise locked_error(td)
-        return keep_only([(td, select(td, *keys, strict=strict))], td)
+        return keep_only(td, td.select(*keys, strict=strict))
     if td.__class__ is td._plain:
         chosen = select_plain(td, keys)
         if chosen is not None:
@@ -68,11 +68,10 @@ def select(
     return td._new(entries, td._batch_size, td._names)
 
 
-def keep_only(pairs: Iterable[tuple[Any, Any]], td: Container) -> Container:
-    """Remove from each container what `select` left out of the other of its pair; returns `td`."""
+def keep_only(td: Container, chosen: Container) -> Container:
+    """Remove from a container what `select` left out of the other one; returns the first."""
     found: list[tuple[Any, str]] = []
-    for node, chosen in pairs:
-        left_out(node, chosen, found)
+    left_out(td, chosen, found)
     # One container may stand in several places.
     surplus = {(id(node), name): (node, name) for node, name in found}.values()
     for node, name in surplus:
@@ -85,7 +84,7 @@ def keep_only(pairs: Iterable[tuple[Any, Any]], td: Container) -> Container:
 
 def left_out(node: Any, chosen: Any, out: list[tuple[Any, str]]) -> None:
     """Append the container and the name of each entry that `chosen` lacks."""
-    if node.__class__ is not node._plain and getattr(node, "_lazy", False):
+    if node._lazy:
         for member, part in zip(node.tensordicts, chosen.tensordicts, strict=True):
             left_out(member, part, out)
         return
@@ -270,7 +269,7 @@ def prune(td: Any) -> None:
 
 def _find_empty(td: Any, found: list[tuple[Any, str]]) -> bool:
     """Append nested containers that hold nothing, by what holds them; whether this one is such."""
-    if td.__class__ is not td._plain and getattr(td, "_lazy", False):
+    if td._lazy:
         # also what not all of them have
         return all([_find_empty(member, found) for member in td.tensordicts])
     holds = False

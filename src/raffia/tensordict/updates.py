@@ -49,19 +49,22 @@ def update(
     source = merged(input_dict_or_td, entries)
     if source is td:
         return td
-    like = source if update_batch_size and isinstance(source, Node) else None
-    source = restricted(source, keys_to_update)
+    options: dict[str, Any] = dict(clone=clone, inplace=inplace, non_blocking=non_blocking)
+    options |= dict(keys_to_update=keys_to_update, is_leaf=is_leaf)
     if td._locked and ignore_lock:
-        options: dict[str, Any] = dict(non_blocking=non_blocking, is_leaf=is_leaf)
         with td.unlock_():
-            return update(
-                td, source, clone, inplace, update_batch_size=update_batch_size, **options
-            )
+            return update(td, source, update_batch_size=update_batch_size, **options)
     if td._locked and not inplace:
         raise locked_error(td)
-    if inplace and is_leaf is None and not update_batch_size:
-        if written_at_once(td, source, non_blocking):
-            return td
+    like = source if update_batch_size and isinstance(source, Node) else None
+    for_all = inplace and is_leaf is None and not update_batch_size
+    if for_all and keys_to_update is None and written_at_once(td, source, non_blocking):
+        return td
+    if td._lazy and td._update_members(source, options, like is not None):
+        return td
+    source = restricted(source, keys_to_update)
+    if for_all and keys_to_update is not None and written_at_once(td, source, non_blocking):
+        return td
     if like is None:
         with all_or_nothing(td, source):
             merge(td, source, clone, inplace, non_blocking, is_leaf)
@@ -179,7 +182,19 @@ def update_(
     whole = keys_to_update is None and not entries
     if whole and written_at_once(td, input_dict_or_td, non_blocking):
         return td
-    source = restricted(merged(input_dict_or_td, entries), keys_to_update)
+    source = merged(input_dict_or_td, entries)
+    parts = td._split(source) if td._lazy and isinstance(source, Node) else None
+    if parts is not None:
+        parts = [restricted(part, keys_to_update) for part in parts]
+        members = list(zip(td._children(), parts, strict=True))
+        for member, part in members:
+            for key in part.keys():
+                if not contains(member, key):
+                    raise_missing(key, member)
+        for member, part in members:
+            member.update_(part, clone, non_blocking=non_blocking)
+        return td
+    source = restricted(source, keys_to_update)
     if not whole and written_at_once(td, source, non_blocking):
         return td
     pairs = pairs_of(source)
@@ -225,7 +240,7 @@ def writes(
 
 def writes_lazily(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -> bool:
     """`writes` for a lazy stack: each part of a tensor is written into one member's."""
-    if not getattr(td, "_lazy", False) or td._is_data() or td.hook_in is not None:
+    if not td._lazy or td._is_data() or td.hook_in is not None:
         return False
     parts = td._parts_of(source)
     if parts is None:
@@ -281,7 +296,7 @@ def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]], rows: tuple[Any, ...
         if isinstance(mine, Node) and type(value) in (td._plain, dict):
             if not mine._is_data():
                 check_writes(mine, pairs_of(value), rows)
-        elif not rows and getattr(node, "_lazy", False) and type(value) is Tensor and value.dim():
+        elif not rows and node._lazy and type(value) is Tensor and value.dim():
             for member, part in zip(node.tensordicts, node._parts(name, value), strict=True):
                 check_writes(member, [(name, part)])
         elif isinstance(mine, Tensor) and isinstance(value, Tensor) and type(node) is td._plain:

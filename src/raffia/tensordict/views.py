@@ -64,9 +64,11 @@ def keys_list(
     if include_nested:
         collect_keys(td, (), leaves_only, is_leaf, out)
         return out
+    if not leaves_only:
+        return list(td._entry_names())
     leaf = is_leaf or default_is_leaf
     for name, value in td._peek().items():
-        if not leaves_only or not isinstance(value, Node) or leaf(type(value)):
+        if not isinstance(value, Node) or leaf(type(value)):
             out.append(name)
     return out
 
