@@ -354,7 +354,7 @@ def test_no_signal_handlers_no_temporary_files_no_output(folder, monkeypatch, tm
 
 
 def test_many_parts_in_a_write(folder, monkeypatch):
-    monkeypatch.setattr("raffia.data.row_files.SIZE", 400)
+    monkeypatch.setattr("raffia.data.memmap_files.SIZE", 400)
     with MemmapStorage(50, folder) as storage:
         storage.extend(step(range(120)))
         storage.set(torch.arange(49, -1, -1), step(range(50)))

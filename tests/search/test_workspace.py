@@ -10,8 +10,8 @@ import torch
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
 from raffia.search import PUCT, Gumbel, UnfitOutputError, ValuePrefix, gumbel_noise, search
-from raffia.search import workspace as workspace_module
-from raffia.search.workspace import Workspace
+from raffia.search import mcts as workspace_module
+from raffia.search.mcts import Workspace
 
 from .table import assert_same
 

@@ -133,11 +133,10 @@ def value_at(data: Any, path: Path) -> Any:
     >>> value_at({"next": {"td_error": 2.0}}, ("next", "td_error"))
     2.0
     """
-    if is_tensor_collection(data):
-        return data.get(path if len(path) > 1 else path[0], None)
-    if not isinstance(data, dict) or path[0] not in data:
-        return None
-    return value_at(data[path[0]], path[1:]) if path[1:] else data[path[0]]
+    for name in path:
+        has_names = isinstance(data, dict) or is_tensor_collection(data)
+        data = data.get(name, None) if has_names else None
+    return data
 
 
 def with_value(data: Any, path: Path, value: Tensor) -> Any:

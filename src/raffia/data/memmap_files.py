@@ -1,13 +1,25 @@
-"""The files of a `MemmapStorage`: mapped tensors, the header, and the lock of the one writer.
+"""The files of a `MemmapStorage`: header, lock, and rows as they are written, checked and repaired.
 
 storage.json   the header: layout of the rows, what was flushed, and which rows may have changed
                since; replaced atomically
 rows.bin       int64 [max_size + 1, 2]: of each row its stamp and its checksum; then the total
 leaf-<i>.bin   the rows of the i-th tensor, side by side
-log.bin        the rows that are just being overwritten (log.py of this room: `RowLog`)
+log.bin        the rows that are just being overwritten (`RowLog`)
 lock           held by the process that writes
+
+Each row has a mark of two integers: a stamp, which is the number of the item plus one, or -1 for a
+row that was set, and a checksum of content, row number and stamp. A row that holds nothing has the
+stamp 0, and instead of the checksum the stamp of an item that was erased there.
+
+Rows that hold something are overwritten in two steps: the new rows go into the log, then into
+their files.
+A process killed in the first step leaves the old rows, in the second a log from which the new rows
+are written again. After a loss of power, of the rows that were written since the last flush any
+part may be on the disk: those that do not fit their checksums are dropped, and of the items that
+were appended those from the first gap on.
 """
 
+import contextlib
 import ctypes
 import errno
 import math
@@ -23,11 +35,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raffia.data.row_index import carried
+from raffia.data.rows import RowLayout, packed, unpacked, words_of
+from raffia.data.siphash import siphash
+from raffia.data.structure import RowStructure
 from raffia.files import (
     DamagedFileError,
     Lock,
     dump_json,
     foreign_reader,
+    make_files,
     read_signed,
     shown,
     signed,
@@ -37,6 +54,12 @@ from raffia.files.folder import check_kind
 
 KIND, VERSION = "raffia.memmap_storage", 1
 HEADER, ROWS, LOG, LOCK = "storage.json", "rows.bin", "log.bin", "lock"
+SIZE = 1 << 20  # bytes of rows that are written in one call: what stays in the cache of a core
+HEAD = 64  # bytes before the rows: how many of them are valid, and the epoch
+INTEGER = RowLayout(torch.int64, ())
+SET = -1
+RowIndex = slice | Tensor  # of rows
+Ranges = Sequence[Sequence[int]]  # of rows: first, and after the last
 OURS = re.compile(r"storage\.json|rows\.bin|log\.bin|lock|leaf-\d+\.bin|\.[0-9a-f]{12}\.tmp")
 
 
@@ -184,3 +207,283 @@ def _releaser(reference: "weakref.ref[WriterLock]") -> Any:
             lock.release()
 
     return release
+
+
+# -------------------------------------------------------------------------------------- the rows
+
+
+def make_row_files(folder: str, max_size: int, structure: RowStructure) -> None:
+    """Make the files, of rows that hold nothing."""
+    make_files(folder, _sizes(structure, max_size))
+
+
+def remove_row_files(folder: str, structure: RowStructure) -> None:
+    """Remove the files that `make_row_files` made, and a header over them.
+
+    The header goes first: one without its files would be taken for a damaged storage.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{folder}/{HEADER}")
+    for name in _sizes(structure, 0):
+        os.unlink(f"{folder}/{name}")
+
+
+def _sizes(structure: RowStructure, max_size: int) -> dict[str, int]:
+    """The files, and their lengths in bytes."""
+    layouts = structure.layouts
+    leaves = {f"leaf-{i}.bin": max_size * layout.nbytes for i, layout in enumerate(layouts)}
+    return {ROWS: 16 * (max_size + 1), LOG: log_bytes(layouts), **leaves}
+
+
+class RowFiles:
+    """The mapped files, viewed as rows.
+
+    leaves: the tensors, [max_size, ...] each; marks: int64 [max_size, 2]; total: int64 [].
+    """
+
+    def __init__(self, folder: str, max_size: int, structure: RowStructure, mode: str) -> None:
+        layouts = structure.layouts
+        with torch.inference_mode(False):  # else they could only be written in this mode
+            rows = MappedFile(f"{folder}/{ROWS}", 16 * (max_size + 1), mode)
+            log = MappedFile(f"{folder}/{LOG}", log_bytes(layouts), mode)
+            self._files = [rows]
+            self.leaves: list[Tensor] = []
+            for i, layout in enumerate(layouts):
+                file = MappedFile(f"{folder}/leaf-{i}.bin", max_size * layout.nbytes, mode)
+                self._files.append(file)
+                self.leaves.append(file.tensor(layout.dtype, (max_size, *layout.shape)))
+            self.marks = rows.tensor(torch.int64, (max_size, 2))
+            self.total = rows.tensor(torch.int64, (), 16 * max_size)
+            self._log = RowLog(log, layouts)  # it is not flushed: see `redo`
+            self._targets = [carried(leaf) for leaf in self.leaves]
+        self.at_once = rows_at_once(layouts)
+
+    def write(
+        self,
+        index: RowIndex,
+        leaves: Sequence[Tensor],
+        number: int | Tensor | None,
+        log_for: int | None,
+    ) -> None:
+        """Write rows in parts, such that a kill leaves each part either old or new.
+
+        index: a slice of n rows, or int64 [n]; leaves: [n, ...] each.
+        number: those of appended items, or that of the first; None for rows that are set.
+        log_for: the epoch, in which rows are overwritten; None if they all hold nothing.
+        """
+        n = index.stop - index.start if isinstance(index, slice) else len(index)
+        leaves = [leaf.cpu() for leaf in leaves]
+        if n <= self.at_once:
+            self._write_part(index, leaves, number, log_for)
+            return
+        for start in range(0, n, self.at_once):
+            stop = min(n, start + self.at_once)
+            part: RowIndex = (
+                slice(index.start + start, index.start + stop)
+                if isinstance(index, slice)
+                else index[start:stop]
+            )
+            some = number[start:stop] if isinstance(number, Tensor) else number
+            some = some + start if isinstance(some, int) else some
+            self._write_part(part, [leaf[start:stop] for leaf in leaves], some, log_for)
+
+    def _write_part(
+        self,
+        index: RowIndex,
+        leaves: Sequence[Tensor],
+        number: int | Tensor | None,
+        log_for: int | None,
+    ) -> None:
+        """Write as many rows as the log takes."""
+        rows = torch.arange(index.start, index.stop) if isinstance(index, slice) else index
+        if number is None:
+            stamps, erased = self.marks[index].unbind(1)
+            erased = erased.masked_fill(erased == 0, SET)
+            stamps = torch.where(stamps == 0, erased, stamps)
+        elif isinstance(number, Tensor):
+            stamps = number + 1
+        else:
+            stamps = torch.arange(number + 1, number + 1 + len(rows))
+        marks = self._log.write(leaves, rows, stamps)
+        if log_for is None:
+            self._put(index, marks, leaves)
+        else:
+            try:
+                self._log.hold(len(rows), log_for)
+                self._put(index, marks, leaves)
+                self._log.clear()
+            except BaseException:  # such as KeyboardInterrupt
+                self.redo(log_for)
+                raise
+        if isinstance(number, int):
+            self.total.fill_(number + len(rows))
+
+    def _put(self, index: RowIndex, marks: Tensor, leaves: Sequence[Tensor]) -> None:
+        """Write rows into the files; the marks last, which make them count."""
+        if isinstance(index, slice):
+            for leaf, source in zip(self.leaves, leaves, strict=True):
+                leaf[index].copy_(source)
+            self.marks[index].copy_(marks)
+            return
+        for target, source in zip(self._targets, leaves, strict=True):
+            target.index_copy_(0, index, source.view(target.dtype))
+        self.marks.index_copy_(0, index, marks)
+
+    def erase(self, rows: Tensor) -> None:
+        """Make rows hold nothing, but know which item it was."""
+        stamps = self.marks[rows, 0].clamp(0)
+        self.marks.index_copy_(0, rows, torch.stack([torch.zeros_like(stamps), stamps], 1))
+
+    def redo(self, epoch: int) -> None:
+        """Complete the write that a kill cut off, if there is one since the flush `epoch`.
+
+        Earlier ones are all on disk: of the log nothing is needed that was flushed.
+        """
+        found = self._log.read(epoch)
+        if found is not None and len(found[0]):
+            rows, marks, leaves = found
+            self._put(rows, marks, leaves)
+            self._log.clear()
+
+    def fits(self, rows: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+        """Whether these copies of rows fit the marks that the rows have now: bool [n]."""
+        marks = self.marks.index_select(0, rows)
+        return checksums(packed_rows(leaves, rows, marks[:, 0])) == marks[:, 1]
+
+    def flush(self) -> None:
+        """Bring all rows to disk."""
+        for file in self._files:
+            file.flush()
+
+
+def repair(files: RowFiles, ranges: Ranges, flushed: int, epoch: int) -> tuple[int, int]:
+    """Drop what is not whole; returns how many items were appended, and how many rows were dropped.
+
+    ranges: where rows may have been written since the flush, by which `flushed` items were there.
+    """
+    files.redo(epoch)
+    lost = sum([drop_torn(files, start, stop) for start, stop in ranges])
+    first, total = last_run(files, ranges, flushed)
+    lost += sum([drop_others(files, start, stop, first, total) for start, stop in ranges])
+    return total, lost
+
+
+def drop_torn(files: RowFiles, start: int, stop: int) -> int:
+    """Make rows start..stop-1 that do not fit their checksums hold nothing; how many there were."""
+    lost = 0
+    for at in range(start, stop, files.at_once):
+        marks = files.marks[at : min(stop, at + files.at_once)]
+        rows = marks[:, 0].nonzero().view(-1) + at
+        torn = rows[~files.fits(rows, [leaf.index_select(0, rows) for leaf in files.leaves])]
+        files.marks[torn] = 0
+        lost += len(torn)
+    return lost
+
+
+def last_run(files: RowFiles, ranges: Ranges, flushed: int) -> tuple[int, int]:
+    """The first and the last (plus one) of the items that stay: a run without a gap.
+
+    Items appended before the flush are in it, but for those whose rows were to be written again
+    when the power went: these have given way. Items appended after it are, up to the first gap. If
+    none from before the flush is left, it is the longest run. An erased item is not a gap.
+    """
+    size = len(files.marks)
+    marks = [files.marks[start:stop] for start, stop in ranges]
+    last = max([flushed, *[int(item_stamps(part).max()) for part in marks]])
+    items = torch.arange(max(flushed, last - size), last)
+    there = item_stamps(files.marks[items % size]) == items + 1
+    if last - size < flushed:
+        run = int(there.long().cumprod(0).sum())
+        return max(0, last - size), flushed + run
+    gaps = torch.cat([torch.tensor([-1]), (~there).nonzero().view(-1), torch.tensor([len(items)])])
+    longest = int(gaps.diff().argmax())
+    return int(items[0] + gaps[longest] + 1), int(items[0] + gaps[longest + 1])
+
+
+def item_stamps(marks: Tensor) -> Tensor:  # int64 [n]
+    """The stamps of the items that are, or were erased, in rows with these marks [n, 2]; else 0."""
+    return torch.where(marks[:, 0] == 0, marks[:, 1], marks[:, 0]).clamp(0)
+
+
+def drop_others(files: RowFiles, start: int, stop: int, first: int, total: int) -> int:
+    """Make rows start..stop-1 of other items than first..total-1 hold nothing; how many."""
+    marks = files.marks[start:stop]
+    stamps = item_stamps(marks)
+    others = (stamps > 0) & ((stamps <= first) | (stamps > total))
+    lost = int((others & (marks[:, 0] != 0)).count_nonzero())
+    marks[others] = 0
+    return lost
+
+
+def checksums(words: Tensor, out: Tensor | None = None) -> Tensor:  # int64 [n]
+    """A checksum of each packed row.
+
+    >>> from raffia.data.memmap_files import checksums
+    >>> checksums(torch.tensor([[1, 2], [2, 1]])).unique().shape
+    torch.Size([2])
+    """
+    return siphash(words, normalize=False, out=out)
+
+
+def packed_rows(
+    leaves: Sequence[Tensor], rows: Tensor, stamps: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Rows packed: the content, the row number and the stamp, all of which a checksum covers."""
+    return packed([*leaves, rows, stamps], normalize=False, out=out)
+
+
+def num_words(layouts: Sequence[RowLayout]) -> int:
+    """64-bit words in a packed row."""
+    return words_of(layouts) + 2
+
+
+def rows_at_once(layouts: Sequence[RowLayout]) -> int:
+    """How many rows the log takes."""
+    return max(1, SIZE // (8 * num_words(layouts)))
+
+
+def log_bytes(layouts: Sequence[RowLayout]) -> int:
+    """The length of the file."""
+    return HEAD + rows_at_once(layouts) * (16 + 8 * num_words(layouts))
+
+
+class RowLog:
+    """The file, viewed as rows."""
+
+    def __init__(self, file: MappedFile, layouts: Sequence[RowLayout]) -> None:
+        n = rows_at_once(layouts)
+        self._layouts = layouts
+        self._head = file.tensor(torch.int64, (2,))  # number of rows, epoch
+        self._marks = file.tensor(torch.int64, (n, 2), HEAD)
+        self._words = file.tensor(torch.int64, (n, num_words(layouts)), HEAD + 16 * n)
+
+    def write(self, leaves: Sequence[Tensor], rows: Tensor, stamps: Tensor) -> Tensor:
+        """Write rows down; returns their marks, int64 [n, 2]: stamps and checksums."""
+        n = len(rows)
+        marks = self._marks[:n]
+        words = packed_rows(leaves, rows, stamps, self._words[:n])
+        marks[:, 0] = stamps
+        checksums(words, out=marks[:, 1])
+        return marks
+
+    def hold(self, n: int, epoch: int) -> None:
+        """Make the `n` rows written to the log count: after a crash, `read` returns them."""
+        self._head[1] = epoch
+        self._head[0] = n  # last
+
+    def clear(self) -> None:
+        """Clear the log: the rows are written."""
+        self._head[0] = 0
+
+    def read(self, epoch: int) -> tuple[Tensor, Tensor, list[Tensor]] | None:
+        """Rows, marks and tensors that may not be written yet; None without any.
+
+        epoch: that of the header; what was flushed since is older than the row itself.
+        """
+        n, written = self._head.tolist()
+        if not 0 < n <= len(self._marks) or written != epoch:
+            return None
+        marks, words = self._marks[:n].clone(), self._words[:n].clone()
+        whole = checksums(words) == marks[:, 1]  # false, maybe, after a loss of power
+        *leaves, rows, stamps = unpacked(words[whole], [*self._layouts, INTEGER, INTEGER])
+        return rows, torch.stack([stamps, marks[whole, 1]], 1), leaves

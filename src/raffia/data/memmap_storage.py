@@ -8,8 +8,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from raffia.data.memmap_files import HEADER, WriterLock, read_header, write_header
-from raffia.data.row_files import RowFiles, make_row_files, remove_row_files, repair
+from raffia.data.memmap_files import (
+    HEADER,
+    RowFiles,
+    WriterLock,
+    make_row_files,
+    read_header,
+    remove_row_files,
+    repair,
+    write_header,
+)
 from raffia.data.row_index import Index, OccupiedRowsInFile, as_rows, bounds
 from raffia.data.storage import Storage
 from raffia.data.structure import RowStructure, StorageContents

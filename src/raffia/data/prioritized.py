@@ -164,14 +164,7 @@ class PrioritizedSampler(Sampler):
                 f"items from {items.start} on do not follow the last known one, {live.stop - 1}"
             )
         oldest = max(live.start if live else items.start, items.stop - self._max_live)
-        new, fill = range(max(items.start, oldest), items.stop), self.priorities.tree.fill
-        if self._max_live < self.max_capacity:  # else new ones take their rows
-            fill(range(live.start, min(live.stop, oldest)), 0.0)
-        if self.max_priority_within_buffer:
-            fill(new, 0.0)  # those that are overwritten no longer count
-        fill(new, self._chance_of_new())
-        self._live = range(oldest, items.stop)
-        self.version += 1
+        self.follow(range(oldest, items.stop))
 
     def follow(self, live: range) -> None:
         """Forget the items that are gone; unknown ones are new, with the largest priority."""
@@ -185,7 +178,9 @@ class PrioritizedSampler(Sampler):
         after = range(max(known.stop, live.start) if known else live.start, live.stop)
         with self.lock:
             fill = self.priorities.tree.fill
-            fill(gone, 0.0)
+            # Else new ones take their rows; before that they would still count in the maximum.
+            if len(live) < self.max_capacity or self.max_priority_within_buffer:
+                fill(gone, 0.0)
             chance = self._chance_of_new()
             for items in (before, after):
                 fill(items, chance)

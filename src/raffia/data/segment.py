@@ -16,12 +16,12 @@ from torch import Tensor
 
 from raffia.data.buffer import check_generator, check_options, check_same_generator, own_generator
 from raffia.data.prefetch import Prefetcher
+from raffia.data.priorities import StepPriorities
 from raffia.data.processes import survives_fork
 from raffia.data.ring import EpisodeRing
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment_batches import SegmentMaker, StoredRows, frame_stacks
 from raffia.data.segment_steps import SegmentSteps
-from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import StepKeys, numbers
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.structure import StorageContents, check_entries

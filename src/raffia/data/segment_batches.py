@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
+from raffia.data.priorities import StepPriorities
 from raffia.data.processes import ByValue
 from raffia.data.ring import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeRing
-from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import StepKeys
 from raffia.data.storage import Storage, TensorStorage
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple

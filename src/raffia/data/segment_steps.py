@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from raffia.data.buffer import Buffer
+from raffia.data.priorities import StepPriorities
 from raffia.data.ring import EpisodeRing
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment_batches import ADDED, StoredRows
-from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import (
     StepKeys,
     StoredSteps,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from raffia.functional.constants import constant
 from raffia.functional.draws import child_seed, draw_seeds, seeded_gumbel, seeded_normal
 from raffia.hints import check_choice
+from raffia.search import kernels
 from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
-from raffia.search.bound_sampler import BoundSampler, bind_sampler
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.access import leaves
 from raffia.tensordict.node import Node
@@ -161,14 +161,50 @@ class _OverSamples:
             return None
         if not isinstance(memory.embeddings, Node):
             return None
-        return bind_sampler(
-            bind,
-            memory,
-            torch.zeros(len(memory.action), self._parameters.shape[1]),
-            seed=memory.embeddings[SEED],
-            actions=memory.embeddings[ACTIONS],
-            **sampler.numbers(memory.embeddings[ACTIONS].shape[-1]),
+        seed, actions = memory.embeddings[SEED], memory.embeddings[ACTIONS]  # of all nodes
+        if actions.dim() != 3 or not all(map(_is_float32_here, (actions, memory.prior_logits))):
+            return None
+        chosen = torch.zeros(len(memory.action), actions.shape[-1])
+        parameters = torch.zeros(len(memory.action), self._parameters.shape[1])
+        model = bind(replace(memory, action=chosen, prior_logits=parameters))
+        if not hasattr(model, "native"):
+            return None
+        record = kernels.sampling.SamplingRecord(
+            **sampler.numbers(actions.shape[-1]),
+            seed=seed,
+            actions=actions,
+            parent_row=memory.parent_row,
+            node_row=memory.node_row,
+            choice=memory.action,
+            chosen=chosen,
+            parameters=parameters,
+            prior_logits=memory.prior_logits,
+            num_samples=actions.shape[1],
+            size=actions.shape[2],
         )
+        return BoundSampler(actions, model, record)
+
+
+@dataclass(frozen=True)
+class BoundSampler:
+    """The step of one simulation: the chosen actions for the model, its answer, the next draws."""
+
+    actions: Tensor  # [R, K, D]: those of each node, in the search's memory
+    model: Any  # what a model's `bind` returned, with `native`
+    record: kernels.sampling.SamplingRecord
+
+    def __call__(self, rows: int) -> None:
+        kernels.sampling.run(self.native()[1], rows)
+
+    def native(self) -> tuple[int, int]:
+        """The step's address and context, see raffia.jit.kernel; the model's hold in one thread."""
+        model, context = self.model.native()
+        self.record.update(model=model, context=context)
+        return kernels.sampling.step_address(), self.record.address
+
+
+def _is_float32_here(array: Tensor) -> bool:
+    return array.dtype == torch.float32 and array.is_cpu and array.is_contiguous()
 
 
 def _check_dtype(root: Tensor, node: Tensor) -> None:

@@ -213,15 +213,7 @@ class Tree:
 
     def best_path(self, root: int = 0) -> list[int]:
         """The most visited actions from the root down, the lowest number among equals."""
-        node, actions = 0, list[int]()
-        canonical = self.data["canonical"][root] if "canonical" in self.data else None
-        visited: set[int] = set()
-        while node not in visited and int(self.data["children_visits"][root, node].max()) > 0:
-            visited.add(node)
-            actions.append(int(self.data["children_visits"][root, node].argmax()))
-            node = int(self.data["children"][root, node, actions[-1]])
-            node = node if canonical is None else int(canonical[node])
-        return actions
+        return [edge.action for edge in self.to_graph(root).best_path]
 
     def summary(
         self,

@@ -23,7 +23,7 @@ from raffia.search import (
     muzero_policy,
     sampled_policy,
 )
-from raffia.search.workspace import Workspace
+from raffia.search.mcts import Workspace
 from raffia.tensordict import TensorDict
 
 from .small import IMAGE, conv, drawn, draws

@@ -16,6 +16,7 @@ from raffia.algorithms.efficientzero.observations import as_input, merge_frames
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.draws import child_seed, draw_seeds
 from raffia.search.base import RootOutput, ValuePrefix
+from raffia.search.mcts import Workspace
 from raffia.search.policies import (
     PolicyOutput,
     gumbel_policy,
@@ -24,7 +25,6 @@ from raffia.search.policies import (
     root_gumbel,
 )
 from raffia.search.sampled import GaussianSampler, sampled_policy
-from raffia.search.workspace import Workspace
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 

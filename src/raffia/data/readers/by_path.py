@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from raffia.data.readers.d4rl import read_d4rl
 from raffia.data.readers.episode import Columns, Path
-from raffia.data.readers.hugging_face import INFO, SPLITS, STATE, read_hugging_face, read_lerobot
+from raffia.data.readers.hdf5 import read_d4rl
 from raffia.data.readers.json_lines import read_json_lines
 from raffia.data.readers.minari import FILE, METADATA, local_folder, read_minari
-from raffia.data.readers.tables import read_parquet
+from raffia.data.readers.tables import (
+    INFO,
+    SPLITS,
+    STATE,
+    read_hugging_face,
+    read_lerobot,
+    read_parquet,
+)
 from raffia.tensordict.tensordict import TensorDict
 
 JSON = (".jsonl", ".json", ".ndjson")
@@ -44,13 +50,13 @@ def read_episodes(
     name = found.lower().removesuffix(".gz")
     if found.endswith(os.sep + FILE):  # of Minari's, whose metadata lie next to it
         found = found.removesuffix(os.sep + FILE)
+    options: Any = {"columns": columns, "truncate_unfinished": complete, "complete": complete}
     if os.path.isdir(found):
-        return _of_folder(found, columns, complete)
+        return _of_folder(found, options)
     if not os.path.exists(found):
         raise FileNotFoundError(
             f"there is no file or folder {path}, and no Minari dataset with this id"
         )
-    options: Any = {"columns": columns, "truncate_unfinished": complete, "complete": complete}
     if name.endswith(JSON):
         return read_json_lines(found, **options)
     if name.endswith(TABLES):
@@ -64,15 +70,15 @@ def read_episodes(
     )
 
 
-def _of_folder(folder: str, columns: Columns | None, complete: bool) -> Iterable[TensorDict]:
+def _of_folder(folder: str, options: Any) -> Iterable[TensorDict]:
     def has(*names: str) -> bool:
         return any(os.path.exists(os.path.join(folder, name)) for name in names)
 
+    columns, complete = options["columns"], options["complete"]
     if has(FILE, os.path.join("data", METADATA)):
         return read_minari(folder, columns=columns, truncate_unfinished=complete)
     if has(INFO):
         return read_lerobot(folder, columns=columns)
-    options: Any = {"columns": columns, "truncate_unfinished": complete, "complete": complete}
     if has(STATE, SPLITS):
         return read_hugging_face(folder, **options)
     return read_parquet(folder, **options)

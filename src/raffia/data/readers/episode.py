@@ -13,7 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -281,30 +281,36 @@ class Episodes(ABC):
                 yield episode
 
 
-class EpisodeIds:
-    """The ids of episodes whose steps come one after the other.
+Part = TypeVar("Part")
 
+
+def in_episodes(
+    steps: Iterable[tuple[int | str, Location, Part]], column: str
+) -> Iterator[tuple[Location, list[Part]]]:
+    """Each episode's location, and its steps in one or several parts, which come one after another.
+
+    steps: the id of an episode, the location of the part, and the part.
     column: the column of the ids, for errors.
+    Raises MalformedDataError if an episode continues after another one.
 
-    >>> ids = EpisodeIds("episode")
-    >>> [ids.begins(number, Location("a.jsonl", "line 1")) for number in (5, 5, 6)]
-    [True, False, True]
+    >>> numbers = [(5, Location("a.jsonl", f"line {i}"), i) for i in range(2)]
+    >>> [parts for location, parts in in_episodes(numbers, "episode")]
+    [[0, 1]]
     """
-
-    def __init__(self, column: str) -> None:
-        self.column, self._ids = column, set[int | str]()
-        self._current: int | str | None = None
-
-    def begins(self, episode: int | str, location: Location, step: int | None = None) -> bool:
-        """Whether another episode begins with a step; an error if that ended before."""
-        if self._ids and episode == self._current:
-            return False
-        if episode in self._ids:
-            why = "this episode ended before; its steps must be adjacent"
-            location.fail(why, self.column, step)
-        self._ids.add(episode)
-        self._current = episode
-        return True
+    first, current, parts = None, None, list[Part]()
+    known = set[int | str]()
+    for episode, location, part in steps:
+        if first is None or episode != current:
+            if episode in known:
+                why = "this episode ended before; its steps must be adjacent"
+                location.fail(why, column, 0)
+            if first is not None:
+                yield first, parts
+            first, current, parts = location, episode, []
+            known.add(episode)
+        parts.append(part)
+    if first is not None:
+        yield first, parts
 
 
 def completed(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:

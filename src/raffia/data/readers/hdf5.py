@@ -1,7 +1,9 @@
-"""Arrays of numbers in HDF5 files; h5py is needed here alone.
+"""Arrays of numbers in HDF5 files, and the episodes of D4RL's; h5py is needed here alone.
 
 Only what a file itself holds is read: links to other files and into them are refused, and so is
 everything that is not an array of numbers.
+
+Legend: N steps in all.
 """
 
 from __future__ import annotations
@@ -16,11 +18,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from raffia.data.readers.episode import MAX_DEPTH, Column, Key, Location, Names, leave_out
+from raffia.data.readers.episode import (
+    FLAGS,
+    MAX_DEPTH,
+    Column,
+    Columns,
+    EpisodeMaker,
+    Episodes,
+    Key,
+    Location,
+    Names,
+    Path,
+    Rules,
+    existing_file,
+    leave_out,
+    missing,
+)
 
 # deflate makes at most 1032 bytes of one (zlib's "Technical Details"); a small array may do more
 MAX_INFLATION = 1032
 SMALL_BYTES = 2**24
+D4RL_NAMES: Columns = {
+    "observations": "obs",
+    "next_observations": ("next", "obs"),
+    "actions": "action",
+    "rewards": "reward",
+    "terminals": "terminated",
+    "timeouts": "truncated",
+    "infos": "info",
+    "metadata": None,  # of the policy that acted
+}
 
 
 class GroupLocation(Location):
@@ -151,3 +178,90 @@ def read_columns(
         with location.foreign(column):
             columns[name] = Column(column, to_tensor(found[path], column, location, rows))
     return columns
+
+
+def read_d4rl(
+    path: Path, *, columns: Columns | None = None, allow_nan: bool = False
+) -> D4RLEpisodes:
+    """The episodes of an HDF5 file of D4RL's; needs `pip install 'raffia[hdf5]'`.
+
+    path: the file: observations, actions, rewards, terminals and maybe timeouts,
+        next_observations and infos, arrays of N steps. An episode ends with a step that is
+        terminal or a timeout, and with the last of the file. Without `timeouts` no step is one.
+    columns: name in the file -> name here, besides obs, action, reward, terminated, truncated and
+        info; None leaves a column out: {"infos": None}. The group `metadata` is left out.
+
+    Mostly the observation after the last step of an episode is not in the file. Where that step is
+    terminal its own observation stands for it, from which nothing is bootstrapped; elsewhere the
+    step is left out, and the one before it is truncated.
+
+        for episode in read_d4rl("hopper_medium-v2.hdf5"):
+            buffer.extend(episode)
+
+    >>> import os, tempfile, h5py
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with h5py.File(f"{folder.name}/data.hdf5", "w") as file:
+    ...     for name, values in {"observations": [[0.0], [0.5], [2.0], [2.5]],
+    ...                          "actions": [1, 0, 1, 1], "rewards": [0.0, 1.0, 0.0, 0.0],
+    ...                          "terminals": [False, True, False, False],
+    ...                          "timeouts": [False, False, False, True]}.items():
+    ...         file[name] = values
+    >>> for episode in read_d4rl(f"{folder.name}/data.hdf5"):
+    ...     print(episode["action"].tolist(), episode["next", "obs"].tolist())
+    [1, 0] [[0.5], [0.5]]
+    [1] [[2.5]]
+    >>> folder.cleanup()
+    """
+    h5py()
+    return D4RLEpisodes(
+        existing_file(path), Names(columns, D4RL_NAMES), Rules(allow_nan, True, True)
+    )
+
+
+class D4RLEpisodes(Episodes):
+    """The episodes of a D4RL file, as returned by `read_d4rl`."""
+
+    def __init__(self, path: str, names: Names, rules: Rules) -> None:
+        super().__init__(path, rules)
+        self._names = names
+        self._spans = self._find()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {len(self._spans)} episodes)"
+
+    def _find(self) -> list[slice]:
+        """The steps of each episode."""
+        location = GroupLocation(self.path, "the file")
+        with opened_hdf5(self.path) as file, location.foreign():
+            found = dict(datasets(file, self._names, location, (), set()))
+            paths = {name: path for path, name in self._names.of_all(found, location).items()}
+            if FLAGS[0] not in paths:
+                location.fail(missing("terminated", found))
+            flags = []
+            for path in [paths[flag] for flag in FLAGS if flag in paths]:
+                flags.append(to_tensor(found[path], "/".join(path), location).bool())
+                if flags[-1].shape != flags[0].shape[:1]:
+                    location.fail("it must have one value for each step", "/".join(path))
+            ends = torch.stack(flags).any(0).numpy()
+            for path in paths.values():
+                if found[path].shape[:1] != ends.shape:
+                    location.fail(
+                        f"it has {found[path].shape[:1]} rows, but there are {len(ends)} steps",
+                        "/".join(path),
+                    )
+        if not len(ends):
+            location.fail("it has no steps")
+        ends[-1] = True
+        stops = (np.flatnonzero(ends) + 1).tolist()
+        return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+    def _read(self, maker: EpisodeMaker) -> Iterator[tuple[dict[Key, Column], Location]]:
+        for span in self._spans:
+            where = f"the episode of steps {span.start} to {span.stop - 1}"
+            location = GroupLocation(self.path, where)
+            with opened_hdf5(self.path) as file:
+                columns = read_columns(file, self._names, location, span)
+            for flag in FLAGS:  # old files have numbers there
+                if flag in columns:
+                    columns[flag] = columns[flag]._replace(values=columns[flag].values.bool())
+            yield columns, location

@@ -21,7 +21,6 @@ from raffia.data.readers.episode import (
     REWARD,
     Column,
     Columns,
-    EpisodeIds,
     EpisodeMaker,
     Episodes,
     Key,
@@ -32,10 +31,12 @@ from raffia.data.readers.episode import (
     Path,
     Rules,
     existing_file,
+    in_episodes,
     leave_out,
     missing,
 )
 from raffia.data.readers.json_text import (
+    Entries,
     JsonLine,
     JsonRows,
     Numbers,
@@ -186,22 +187,24 @@ class JsonLineEpisodes(Episodes):
                 f"episode; {missing('episode', first.entries)}"
             )
         naming = paths.pop(EPISODE)
-        ids = EpisodeIds(dotted(naming))
-        part: EpisodeParts | None = None
-        for number, location, entries in chain([first], rest):
-            check_same_entries(entries, first.entries, location)
-            episode = entries[naming]
-            if type(episode) not in (int, str):
-                location.fail(f"{kind(episode)}, not a whole number or a string", dotted(naming))
-            if ids.begins(episode, location) or part is None:
-                if part is not None:
-                    yield part
-                steps = NumberedLocation(self.path, "line", number)
-                part = steps, {name: JsonRows(path, []) for name, path in paths.items()}
-            for path, values in part[1].values():
-                values.append(entries[path])
-        if part is not None:
-            yield part
+
+        def steps() -> Iterator[tuple[int | str, Location, Entries]]:
+            for number, location, entries in chain([first], rest):
+                check_same_entries(entries, first.entries, location)
+                episode = entries[naming]
+                if type(episode) not in (int, str):
+                    why = f"{kind(episode)}, not a whole number or a string"
+                    location.fail(why, dotted(naming))
+                yield episode, NumberedLocation(self.path, "line", number), entries
+
+        for location, found in in_episodes(steps(), dotted(naming)):
+            yield (
+                location,
+                {
+                    name: JsonRows(path, [entries[path] for entries in found])
+                    for name, path in paths.items()
+                },
+            )
 
 
 def write_json_lines(

@@ -223,13 +223,14 @@ class Flat(NamedTuple):
 
     name: Key  # name of the entry
     path: Key  # path in the file
+    location: Location
     values: list[Any]
     shape: list[int]
     types: set[type]  # types of the values: bool alone, or int and float, or nothing
 
-    def step(self, at: int) -> int:
-        """The row of the value at an index."""
-        return at // prod(self.shape[1:])
+    def fail(self, why: str, at: int = 0) -> NoReturn:
+        """Raise an error that names the row of the value at an index."""
+        self.location.fail(why, dotted(self.path), at // prod(self.shape[1:]))
 
 
 class Numbers(NamedTuple):
@@ -292,92 +293,79 @@ def to_columns(
         # An observation of whole numbers may lead to one that is not.
         pair = flats.get(key[1:] if key[0] == "next" else ("next", *key), found)
         dtype = numbers.dtype(key, found.types | pair.types, first)
-        columns[key] = Column(dotted(found.path), to_tensor(found, dtype, location))
+        columns[key] = Column(dotted(found.path), to_tensor(found, dtype))
     return columns
 
 
 def flat(name: Key, path: Key, rows: list[Any], location: Location) -> Flat:
     """Nested lists flattened, when all of a level have the same length."""
-    values, shape = rows, [len(rows)]
-    while True:
-        types = set(map(type, values))
-        if types != {list}:
-            break
-        lengths = set(map(len, values))
-        if len(lengths) > 1:
-            at = next(i for i, value in enumerate(values) if len(value) != len(values[0]))
-            location.fail(
-                f"a list of {len(values[at])}, but the ones before have {len(values[0])}",
-                dotted(path),
-                at // prod(shape[1:]),
-            )
-        if len(shape) == MAX_DEPTH:
+    found = Flat(name, path, location, rows, [len(rows)], set(map(type, rows)))
+    while found.types == {list}:
+        values, first = found.values, len(found.values[0])
+        if set(map(len, values)) != {first}:
+            at = next(i for i, value in enumerate(values) if len(value) != first)
+            found.fail(f"a list of {len(values[at])}, but the ones before have {first}", at)
+        if len(found.shape) == MAX_DEPTH:
             location.fail(f"lists are nested more than {MAX_DEPTH} levels deep", dotted(path))
-        shape += lengths
         values = list(chain.from_iterable(values))
-    found = Flat(name, path, values, shape, types)
-    if types != {bool} and not types <= {int, float}:
-        check_equal_layout(found, location)
+        shape, types = [*found.shape, first], set(map(type, values))
+        found = found._replace(values=values, shape=shape, types=types)
+    if found.types != {bool} and not found.types <= {int, float}:
+        check_equal_layout(found)
     return found
 
 
-def check_equal_layout(found: Flat, location: Location) -> None:
+def check_equal_layout(found: Flat) -> NoReturn:
     """Raise an error that names the value of another shape, or that is not a number."""
     wanted = kind(found.values[0])
     for at, value in enumerate(found.values):
         if kind(value) != wanted:
-            why = f"{kind(value)}, but the values before are {wanted}"
-            location.fail(why, dotted(found.path), found.step(at))
-    why = f"{wanted} cannot be stored in a tensor; {leave_out(found.path)}"
-    location.fail(why, dotted(found.path), 0)
+            found.fail(f"{kind(value)}, but the values before are {wanted}", at)
+    found.fail(f"{wanted} cannot be stored in a tensor; {leave_out(found.path)}")
 
 
-def to_tensor(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
+def to_tensor(found: Flat, dtype: torch.dtype) -> Tensor:
     if found.values and (found.types == {bool}) != (dtype is torch.bool):
-        here = kind(found.values[0])
-        location.fail(f"{here}, but the column is {dtype}", dotted(found.path), 0)
+        found.fail(f"{kind(found.values[0])}, but the column is {dtype}")
     if dtype is torch.bool:
         return torch.from_numpy(np.array(found.values, np.bool_).reshape(found.shape))
-    if dtype in INTEGERS:
-        return whole(found, dtype, location)
-    return real(found, dtype, location)
+    return whole(found, dtype) if dtype in INTEGERS else real(found, dtype)
 
 
-def whole(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
+def whole(found: Flat, dtype: torch.dtype) -> Tensor:
     """A tensor of integers."""
     if float in found.types:
         at = next(i for i, value in enumerate(found.values) if type(value) is float)
-        location.fail(
+        found.fail(
             f"{found.values[at]} is written as a fraction, but the column is {dtype}, because the "
             "first episode has only whole numbers or `dtypes` sets it. To read it: "
             f"dtypes={{{shown(found.name)}: torch.float32}}",
-            dotted(found.path),
-            found.step(at),
+            at,
         )
     try:
         array = np.array(found.values, INTEGERS[dtype])
     except OverflowError:
         info = torch.iinfo(dtype)
         at = next(i for i, n in enumerate(found.values) if not info.min <= n <= info.max)
-        refuse_size(found, at, dtype, location)
+        refuse_size(found, at, dtype)
     return torch.from_numpy(array.reshape(found.shape))
 
 
-def real(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
+def real(found: Flat, dtype: torch.dtype) -> Tensor:
     """A tensor of floating-point numbers."""
     try:
         exact = torch.from_numpy(np.array(found.values, np.float64))
     except OverflowError:
         at = next(i for i, n in enumerate(found.values) if abs(n) > torch.finfo(dtype).max)
-        refuse_size(found, at, dtype, location)
+        refuse_size(found, at, dtype)
     rounded = exact.to(dtype)
     lost = rounded.isinf() & exact.isfinite()
     if lost.any():
-        refuse_size(found, int(lost.nonzero()[0]), dtype, location)
+        refuse_size(found, int(lost.nonzero()[0]), dtype)
     return rounded.reshape(found.shape)
 
 
-def refuse_size(found: Flat, at: int, dtype: torch.dtype, location: Location) -> NoReturn:
+def refuse_size(found: Flat, at: int, dtype: torch.dtype) -> NoReturn:
     number = str(found.values[at])
     number = number if len(number) <= 30 else f"{number[:27]}..."
-    location.fail(f"{number} does not fit {dtype}", dotted(found.path), found.step(at))
+    found.fail(f"{number} does not fit {dtype}", at)
