@@ -1,6 +1,7 @@
 """Gradients and networks as CUDA graphs; without a GPU, a twin records and replays."""
 
 import copy
+import json
 from contextlib import closing
 from functools import partial
 
@@ -13,12 +14,19 @@ from torch.utils._pytree import tree_leaves
 from raffia.algorithms.efficientzero import EfficientZeroLearner, fold, inference, stacked
 from raffia.algorithms.efficientzero.inference import RowGraphs, room_for
 from raffia.algorithms.efficientzero.stacked import StackedModel
+from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.envs import Discrete, EnvSpec, make_env
+from raffia.learner import applies_shards, applies_stacks
 from raffia.nn import cudagraphs
-from raffia.recipes.devices import NUM_WARM, GraphedLearner
+from raffia.recipes.devices import NUM_WARM, CompiledLearner, GraphedLearner
+from raffia.recipes.efficientzero.actors import actor_config
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.efficientzero.workers import make_learner as make_efficientzero
+from raffia.recipes.ilql.experiment import make_learner as make_ilql
+from raffia.train.config import to_json
 from tests.algorithms.efficientzero.test_learner import batch_of
 from tests.nn.test_cudagraphs import Twin
+from tests.recipes.ilql_settings import WORDLE
 from tests.recipes.runs import Quiet
 from tests.recipes.test_settings import BASES, IMAGE, VECTOR, with_all
 
@@ -148,11 +156,29 @@ def test_the_setting_records_searches_and_gradients(base, tmp_path, twins, monke
         num = NUM_WARM + 2
         for _ in range(num):
             state, _ = run.step(state)
-        learning, *searching = twins
-        assert learning.log == ["warm"] * NUM_WARM + ["record", "replay", "replay"]
-        replays = sum(card.log.count("replay") for card in searching)
+        logs = [card.log for card in twins]
+        logs.remove(["warm"] * NUM_WARM + ["record", "replay", "replay"])  # of the gradients
+        replays = sum(log.count("replay") for log in logs)
         acting = run.actor.num_simulations // (config.env.num_envs * config.population.size)
-        assert len(searching) == 2 and replays > acting > 0
+        assert len(logs) == 2 and replays > acting > 0
+
+
+def test_processes_that_share_batches_make_the_same_kind_of_learner(monkeypatch):
+    """`MAKE_LEARNER` is what another process calls."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    for kinds, changes in (
+        ([GraphedLearner], dict(cudagraphs=True)),
+        ([CompiledLearner, CompiledLearner], dict(compile=True)),
+        ([EfficientZeroLearner, ILQLLearner], {}),
+    ):
+        run = with_all(VECTOR, device="cuda", learners__num=2, **changes)
+        made = [make_efficientzero(actor_config(run), 0)]
+        if "cudagraphs" not in changes:
+            settings = with_all(WORDLE, learners__num=2, **changes)
+            made.append(make_ilql(json.dumps({"run": to_json(settings), "folder": ""}), 0))
+        assert [type(one) for one in made] == kinds
+    assert applies_shards(made[1]) and applies_shards(CompiledLearner(made[1]))
+    assert applies_stacks(GraphedLearner(made[0], [])) and not applies_shards(made[0])
 
 
 class CopiesFromCPU(TorchDispatchMode):
@@ -209,7 +235,6 @@ def test_settings_without_graphs_are_refused(request):
         (dict(device="cuda", compile=True), "compile=True: "),
         (PAIR | dict(population__workers=2), "population.workers=2: "),
         (PAIR | dict(population__ranges=("batch_size=2..4",)), "a range of batch_size: "),
-        (dict(device="cuda", learners__num=2), "learners.num=2: "),
         (dict(device="cuda", model__evolvable_heads=True), "evolvable_heads=True: "),
     ):
         with pytest.raises(ValueError, match=message):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from raffia.learner import Learner
+from raffia.learner import Learner, applies_shards, applies_stacks
 from raffia.nn.cudagraphs import CudaGraphModule
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
@@ -53,6 +53,7 @@ class CompiledLearner:
 
     def __init__(self, learner: Learner) -> None:
         self.init, self.apply = learner.init, learner.apply
+        self.applies_stacks, self.applies_shards = applies_stacks(learner), applies_shards(learner)
         self.grads = torch.compile(learner.grads)
 
 
@@ -64,17 +65,39 @@ class GraphedLearner:
 
     def __init__(self, learner: Learner, reads: Sequence[str]) -> None:
         self.init, self.apply, self._reads = learner.init, learner.apply, reads
-
-        def grads(given: TensorDict) -> TensorDict:
-            update, metrics = learner.grads(given["state"], given["batch"])
-            return TensorDict(update=update, metrics=metrics)
-
-        # The entries of a state come in another order after `apply`: a graph takes them by key.
-        self._graph = CudaGraphModule(
-            grads, NUM_WARM + 1, in_keys=["state", "batch"], out_keys=["update", "metrics"]
-        )
+        self.applies_stacks, self.applies_shards = applies_stacks(learner), applies_shards(learner)
+        self._learner = learner
+        self._graph: CudaGraphModule | None = None
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
         """The learner's gradients and metrics, in memory of their own."""
+        if self._graph is None:
+            # The entries of a state come in another order after `apply`: a graph takes them by key.
+            self._graph = CudaGraphModule(
+                *(self._of_both, NUM_WARM + 1),
+                in_keys=["state", "batch"],
+                out_keys=["update", "metrics"],
+                device=next((x.device for x in batch.values(True, True) if x.is_cuda), None),
+            )
         found = self._graph(TensorDict(state=state.select(*self._reads), batch=batch))
         return found["update"], found["metrics"]
+
+    def _of_both(self, given: TensorDict) -> TensorDict:
+        update, metrics = self._learner.grads(given["state"], given["batch"])
+        return TensorDict(update=update, metrics=metrics)
+
+
+def accelerated(
+    learner: Learner, *, compile: bool, cudagraphs: bool = False, reads: Sequence[str] = ()
+) -> Learner:
+    """The learner with its gradients compiled, or recorded as a CUDA graph, if it is to be.
+
+    reads: of `GraphedLearner`.
+
+    >>> from raffia.distributed.check_engine import MeanLearner
+    >>> type(accelerated(MeanLearner("{}", 0), compile=False)).__name__
+    'MeanLearner'
+    """
+    if compile:
+        return CompiledLearner(learner)
+    return GraphedLearner(learner, reads) if cudagraphs else learner

@@ -294,7 +294,7 @@ class RowGraphs:
         if not torch.cuda.is_available():
             raise ValueError("cudagraphs=True needs a GPU, but torch sees none on this machine")
         self.function = function
-        self._card = Card(None)
+        self._card: Card | None = None
         self._graphs: dict[int, _Graph] = {}
         # What lies in a graph's memory is one call's until it is copied from there.
         self._lock = threading.Lock()
@@ -318,6 +318,8 @@ class RowGraphs:
             return tuple([part[:num].clone() for part in graph.output])
 
     def _recorded(self, size: int, rows: Rows) -> _Graph:
+        if self._card is None:
+            self._card = Card(rows[0].device if rows[0].is_cuda else None)
         if not self._card.holds(rows[0]):
             raise ValueError(
                 f"cudagraphs=True needs a model on a GPU, but these rows are on {rows[0].device}: "

@@ -23,6 +23,8 @@ from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seeds
+from raffia.learner import Learner
+from raffia.recipes.devices import accelerated
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
 from raffia.search.base import UnfitOutputError
@@ -62,6 +64,13 @@ def make_networks(
         model_factory=factory,
         frame_stack=config.env.frame_stack,
     )
+
+
+def accelerated_by(config: EfficientZeroRun, learner: Learner) -> Learner:
+    """The learner with its gradients compiled, or recorded as a CUDA graph, as the run's config
+    says."""
+    reads = EfficientZeroLearner.read_by_grads
+    return accelerated(learner, compile=config.compile, cudagraphs=config.cudagraphs, reads=reads)
 
 
 def row_seeds(seed: int, purpose: str, rows: range, step: int) -> Tensor:  # int64 [E]

@@ -262,10 +262,8 @@ class EfficientZeroRun(EfficientZeroConfig):
         check_divisible("replay.batch_size", self.replay.batch_size, "learners.num", num)
         check_alone(
             f"learners.num={num}",
-            "its processes share the batches of one agent, and each holds its whole state, without "
-            "torch.compile",
+            "its processes share the batches of one agent, and each holds its whole state",
             {
-                "compile=True": self.compile,
                 f"population.size={self.population.size}": self.population.size > 1,
                 "learners.state=sharded": self.learners.state == "sharded",
             },
@@ -281,12 +279,11 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
         check_alone(
             "cudagraphs=True",
-            "it records gradients of fixed shape in one process",
+            "it records gradients of fixed shape",
             {
                 "compile=True": self.compile,
                 f"population.workers={self.population.workers}": self.population.workers > 0,
                 "a range of batch_size": "batch_size" in self.population.hyper_ranges(),
-                f"learners.num={self.learners.num}": self.learners.num > 1,
                 "model.evolvable_heads=True": self.model.evolvable_heads,
             },
         )

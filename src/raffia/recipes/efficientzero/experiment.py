@@ -22,8 +22,8 @@ from raffia.evolution.population import BATCH_SIZE
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, step_of
-from raffia.recipes.devices import CompiledLearner, GraphedLearner
 from raffia.recipes.efficientzero.actors import (
+    accelerated_by,
     acting_weights,
     fraction_done,
     make_networks,
@@ -112,13 +112,8 @@ class EfficientZeroExperiment(RunExperiment):
             )
             self._reanalyze_is_current = False
             self.members = members_of(config, self.networks)
-            self.learner: Learner = (
-                CompiledLearner(self.networks) if config.compile else self.networks
-            )
-            if self.members is not None:
-                self.learner = self.members.learner
-            if config.cudagraphs:
-                self.learner = GraphedLearner(self.learner, EfficientZeroLearner.read_by_grads)
+            learner = self.networks if self.members is None else self.members.learner
+            self.learner: Learner = accelerated_by(config, learner)
             self._divide_learner(opened, workers, MAKE_LEARNER)
 
             self.schedule = schedule_of(config)

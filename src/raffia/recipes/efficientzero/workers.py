@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.distributed.group import device_of
 from raffia.hints import plural
+from raffia.learner import Learner
 from raffia.recipes import workers
-from raffia.recipes.efficientzero.actors import actor_config, configured_run, make_networks, spec_of
+from raffia.recipes.efficientzero.actors import (
+    accelerated_by,
+    actor_config,
+    configured_run,
+    make_networks,
+    spec_of,
+)
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.members import MembersRole
 from raffia.recipes.running import threads
@@ -84,7 +90,7 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
     return lines
 
 
-def make_learner(config: str, index: int) -> EfficientZeroLearner:
+def make_learner(config: str, index: int) -> Learner:
     """The learner of a process that shares batches, or of a worker's members.
 
     config: JSON of the run.
@@ -95,7 +101,7 @@ def make_learner(config: str, index: int) -> EfficientZeroLearner:
     0
     """
     run = configured_run(config)
-    return make_networks(run, spec_of(run.env))
+    return accelerated_by(run, make_networks(run, spec_of(run.env)))
 
 
 def make_members(config: str, index: int) -> MembersRole:

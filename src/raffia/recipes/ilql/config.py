@@ -339,11 +339,8 @@ class ILQLRun(ILQLConfig):
             )
         check_alone(
             f"learners.num={num}",
-            "its processes share the batches of one agent without torch.compile",
-            {
-                "compile=True": self.compile,
-                f"population.size={self.population.size}": self.population.size > 1,
-            },
+            "its processes share the batches of one agent",
+            {f"population.size={self.population.size}": self.population.size > 1},
         )
 
     def _check_language_model(self) -> None:

@@ -14,7 +14,7 @@ from raffia.distributed.group import device_of
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
-from raffia.recipes.devices import CompiledLearner
+from raffia.recipes.devices import accelerated
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import describe_corpus, describe_template, make_corpus
 from raffia.recipes.ilql.dialogues import Record, write_dialogues
@@ -86,9 +86,7 @@ class ILQLExperiment(RunExperiment):
             self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
             self.making = begin_making(config, folder).on(config.device)
             self.networks = make_networks(self.making)
-            self.learner: Learner = (
-                CompiledLearner(self.networks) if config.compile else self.networks
-            )
+            self.learner: Learner = accelerated(self.networks, compile=config.compile)
             if config.num_micro_batches > 1:
                 self.learner = Accumulate(self.learner, config.num_micro_batches)
             if config.population.size > 1:
@@ -323,7 +321,7 @@ def make_learner(config: str, index: int) -> Learner:
     settings = json.loads(config)
     run = from_json(ILQLRun, settings["run"])
     making = making_of(run, settings["folder"]).on(str(device_of(run.device, index + 1)))
-    learner: Learner = make_networks(making)
+    learner = accelerated(make_networks(making), compile=run.compile)
     if run.num_micro_batches > 1:
         learner = Accumulate(learner, run.num_micro_batches)
     return learner
