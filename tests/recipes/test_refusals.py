@@ -51,6 +51,10 @@ VALUES = [  # a class, the error, and invalid settings; for plain numbers see be
     (ReplayConfig, "batch_size=256 .* replay.shards=3: .*batch_size=258", {"shards": 3}),
     (CollectConfig, "per_env_step=0.0 must be above 0", {"updates_per_env_step": 0.0}),
     (LossConfig, "policy_weight=inf must be finite", {"policy_weight": math.inf}),
+    *(
+        (ILQLLossConfig, f"{name}=-1", {name: -1.0})
+        for name in ("beta", "dm_margin", "clip_weight")
+    ),
     (ModelConfig, "hidden_channels=.* must be at least 1", {"head_hidden_channels": (-1,)}),
     (ModelConfig, r"latent_norm=\(\) must be one of 'LN', 'SimNorm'", {"latent_norm": ()}),
     (AdamConfig, "beta1=1.0 must be below 1", {"beta1": 1.0}),

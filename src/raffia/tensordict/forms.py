@@ -32,13 +32,13 @@ def as_tensor(td: Container) -> Container:
 
 
 def numpy(td: Any) -> dict[str, Any]:
-    """Nested dicts of numpy arrays.
+    """Nested dicts of numpy arrays, without entries that are None.
 
     >>> from raffia import TensorDict
-    >>> TensorDict(a=torch.zeros(2)).numpy()
+    >>> TensorDict(a=torch.zeros(2), b=None).numpy()
     {'a': array([0., 0.], dtype=float32)}
     """
-    return td.to_dict(convert_tensors="numpy")
+    return td.to_dict(convert_tensors="numpy", retain_none=False)
 
 
 def tolist(

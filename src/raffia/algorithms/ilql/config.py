@@ -122,8 +122,8 @@ class ILQLLossConfig:
         check_types(self)
         check_fraction(self, "gamma", "tau")
         check_least(self, 0, "awac_weight", "v_weight", "q_weight", "cql_weight", "dm_weight")
-        check_least(self, 0, "transition_weight")
-        check_above_zero(self, "cql_temp")
+        check_least(self, 0, "transition_weight", "beta", "dm_margin")
+        check_above_zero(self, "cql_temp", "clip_weight")
         if not self.exp_weights and not 0 <= self.beta <= 1:
             raise ValueError(
                 f"beta={self.beta} must be in 0..1: without exp_weights it is used as a weight "
