@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from raffia.tensordict import convert
 from raffia.tensordict.collection import TensorCollection
 
 # methods that give entries, or something else that is not the container again
@@ -23,9 +24,7 @@ GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack
     _unwrapped _is_data __iter__ __bool__ __hash__ __copy__
     __getstate__ __setstate__""".split()
 # methods that heed the class's `cast_filter`
-CASTS = """to type float half double bfloat16 float16 float32 float64 complex32 complex64
-    complex128
-    int int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool""".split()
+CASTS = ["to", "type", *convert.CASTS]
 # what the wrapped container knows
 STATE = """_batch_size _device _names _locked _cache _parents _origin _skeleton
     _buffer _spans _mapped_to""".split()

@@ -120,6 +120,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     __iter__ = index.iterate
     __len__ = index.length
     where = index.where
+    _where = index.chosen
     masked_fill = index.masked_fill
     masked_fill_ = index.masked_fill_
     masked_select = index.masked_select
@@ -176,26 +177,10 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     cpu = convert.cpu
     cuda = convert.cuda
     type = convert.type_
-    float = convert.caster("float", torch.float32)
-    float16 = convert.caster("float16", torch.float16)
-    float32 = convert.caster("float32", torch.float32)
-    float64 = convert.caster("float64", torch.float64)
-    half = convert.caster("half", torch.float16)
-    double = convert.caster("double", torch.float64)
-    bfloat16 = convert.caster("bfloat16", torch.bfloat16)
-    complex32 = convert.caster("complex32", torch.complex32)
-    complex64 = convert.caster("complex64", torch.complex64)
-    complex128 = convert.caster("complex128", torch.complex128)
-    int = convert.caster("int", torch.int32)
-    int8 = convert.caster("int8", torch.int8)
-    int16 = convert.caster("int16", torch.int16)
-    int32 = convert.caster("int32", torch.int32)
-    int64 = convert.caster("int64", torch.int64)
-    uint8 = convert.caster("uint8", torch.uint8)
-    uint16 = convert.caster("uint16", torch.uint16)
-    uint32 = convert.caster("uint32", torch.uint32)
-    uint64 = convert.caster("uint64", torch.uint64)
-    bool = convert.caster("bool", torch.bool)
+    if TYPE_CHECKING:  # made from the table of convert.py
+        float = float16 = float32 = float64 = half = double = bfloat16 = convert.Caster()
+        complex32 = complex64 = complex128 = int = int8 = int16 = int32 = int64 = convert.Caster()
+        uint8 = uint16 = uint32 = uint64 = bool = convert.Caster()
     clone = copies.clone
     copy = copies.copy
     contiguous = copies.contiguous
@@ -530,16 +515,6 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     def _get_lazy(self, name: str, **options: Any) -> Any:
         return self._get_str(name)
 
-    def _stores(self) -> list[Entries]:
-        """The dicts in which this node keeps its entries."""
-        raise NotImplementedError
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        raise NotImplementedError
-
-    def _set_device(self, device: torch.device | None) -> None:
-        raise NotImplementedError
-
     def _write(self, data: Any) -> None:
         raise TypeError(f"{type(self).__name__} holds entries, not a value")
 
@@ -554,10 +529,6 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         """Write into rows; a node to store instead of this one, if it can't hold the result."""
         return index.set_index(self, idx, value, ndim)
-
-    def _replace_str(self, name: str, value: Any) -> None:
-        """Store another node for the same entry, also when locked."""
-        raise NotImplementedError
 
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
         """Pairs of this node and another with matching entries; a lazy stack pairs its members."""
@@ -601,6 +572,10 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
             if isinstance(value, Node) and not value._is_data():
                 entries[name] = value.empty(recurse=True)
         return self._new(entries, self._batch_size if batch_size is None else batch_size)
+
+
+for _name in convert.CASTS:
+    setattr(TensorCollection, _name, convert.caster(_name))
 
 
 class TensorDictBase(TensorCollection):

@@ -182,8 +182,13 @@ def type_(
     return out.lock_() if td._locked else out
 
 
-def caster(name: str, dtype: torch.dtype) -> Caster:
-    """The method `name`, which casts to `dtype`."""
+CASTS = """float float16 float32 float64 half double bfloat16 complex32 complex64 complex128
+int int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool""".split()
+
+
+def caster(name: str) -> Callable[..., Any]:
+    """The method `name`, which casts to the dtype that torch calls so."""
+    dtype = getattr(torch, name)
 
     def cast(td: Container, *, cast_filter: CastFilter | None = None) -> Container:
         return type_(td, dtype, cast_filter=cast_filter)
@@ -195,8 +200,7 @@ def caster(name: str, dtype: torch.dtype) -> Caster:
         f"    >>> from raffia import TensorDict\n"
         f"    >>> TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\n    {dtype}\n    "
     )
-    made: Any = cast
-    return made
+    return cast
 
 
 def dtype(td: Any) -> torch.dtype | None:

@@ -367,7 +367,7 @@ def where(
     >>> TensorDict(a=torch.ones(2), batch_size=[2]).where(torch.tensor([True, False]), 0.0)["a"]
     tensor([1., 0.])
     """
-    return written(_where(td, condition, other, pad), out, update_batch_size)
+    return written(td._where(condition, other, pad), out, update_batch_size)
 
 
 def written(result: Container, out: Container | None, update_batch_size: bool) -> Container:
@@ -394,14 +394,12 @@ def _replace_values(out: Any, result: Any) -> None:
                 node._set_str(name, value)
 
 
-def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
+def chosen(td: Any, condition: Tensor, other: Any, pad: Any = None) -> Any:
+    """`where` of a dense node."""
     if not isinstance(other, Node):
         leaves = td._leaves([])
-        chosen = [
-            torch.where(c, leaf, other)
-            for c, leaf in zip(td._spread(condition, []), leaves, strict=True)
-        ]
-        return td._rebuild(iter(chosen))
+        found = zip(td._spread(condition, []), leaves, strict=True)
+        return td._rebuild(iter([torch.where(c, leaf, other) for c, leaf in found]))
     entries = {}
     mine, theirs = td._entries(), other._entries()
     for name in dict.fromkeys([*mine, *theirs]):
@@ -423,9 +421,7 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
             )
             a, b = (filler if a is None else a), (filler if b is None else b)
         if isinstance(a, Node):
-            entries[name] = (
-                a._where(condition, b) if a._is_data() else a.where(condition, b, pad=pad)
-            )
+            entries[name] = a._where(condition, b, pad)
         else:
             entries[name] = torch.where(expand_right(condition, a), a, b)
     ndim = len(td._batch_size)

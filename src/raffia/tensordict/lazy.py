@@ -645,28 +645,12 @@ class LazyStackedTensorDict(LazyWrites):
             )
         return tuple([self[(*lead, i)] for i in range(num)])
 
-    def where(
-        self,
-        condition: Tensor,
-        other: Any,
-        *,
-        out: Any = None,
-        pad: float | bool | None = None,
-        update_batch_size: bool = False,
-    ) -> Any:
-        """This container where `condition` is true and `other` elsewhere; see `TensorDict.where`.
-
-        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
-        >>> td.where(torch.tensor([True, False]), 0)["a"]
-        tensor([1, 0])
-        """
+    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
         parts = self._split(other) if isinstance(other, Node) else [other] * len(self.tensordicts)
         if parts is None:
-            options: Any = dict(out=out, pad=pad, update_batch_size=update_batch_size)
-            return index.where(self.contiguous(), condition, other, **options)
+            return index.chosen(self.contiguous(), condition, other, pad)
         rows = zip(self.tensordicts, self._tensor_parts(condition), parts, strict=True)
-        result = self._of_members([td.where(row, part, pad=pad) for td, row, part in rows])
-        return index.written(result, out, update_batch_size)
+        return self._of_members([td._where(row, part, pad) for td, row, part in rows])
 
     # -- showing
 

@@ -312,7 +312,7 @@ def _reduction(
     text: str,
     example: str,
     keep: Any = NO_DEFAULT,
-) -> Reduction:
+) -> Callable[..., Any]:
     """The method that reduces by `function`, with those of the options of its signature."""
     allowed = frozenset(options.split())
 
@@ -331,11 +331,11 @@ def _reduction(
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
         return renamed(reduced(self, function, dim, keepdim, reduce, **given), key_transform)
 
-    made: Reduction = _signed(method, name, options, text, example, keep)
-    return made
+    signed: Callable[..., Any] = _signed(method, name, options, text, example, keep)
+    return signed
 
 
-def _extreme(name: str, text: str, example: str) -> Extreme:
+def _extreme(name: str, text: str, example: str) -> Callable[..., Any]:
     """`max` or `min`."""
     function, values_only = getattr(torch, name), getattr(torch, "a" + name)
 
@@ -356,8 +356,10 @@ def _extreme(name: str, text: str, example: str) -> Extreme:
         where = reduced(self, lambda leaf, **options: function(leaf, **options).indices, *over)
         return result(name, vals, where)
 
-    made: Extreme = _signed(method, name, "reduce return_indices", text, example, False)
-    return made
+    signed: Callable[..., Any] = _signed(
+        method, name, "reduce return_indices", text, example, False
+    )
+    return signed
 
 
 _PAIR = ">>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2])"
@@ -367,56 +369,9 @@ _NAN = ">>> TensorDict(a=torch.tensor([1.0, torch.nan]), batch_size=[2])"
 class Reductions:
     """Reductions of a container; see the module."""
 
-    sum = _reduction(
-        *("sum", torch.sum, "dtype reduce key_transform", "Sum."),
-        """>>> td = TensorDict(a=torch.ones(2, 3), batch_size=[2])
->>> td.sum(0)["a"], td.sum(dim="feature")["a"], td.sum(reduce=True)
-(tensor([2., 2., 2.]), tensor([3., 3.]), tensor(6.))""",
-    )
-    nansum = _reduction(
-        *("nansum", torch.nansum, "dtype reduce", "Sum of the values that are not NaN."),
-        _NAN + '.nansum(0)["a"]\ntensor(1.)',
-    )
-    mean = _reduction(
-        *("mean", torch.mean, "dtype reduce key_transform", "Mean."),
-        _PAIR + '.mean(0)["a"]\ntensor(2.)',
-    )
-    nanmean = _reduction(
-        *("nanmean", torch.nanmean, "dtype reduce", "Mean of the values that are not NaN."),
-        _NAN + '.nanmean(0)["a"]\ntensor(1.)',
-    )
-    prod = _reduction(
-        *("prod", _prod, "dtype reduce", "Product."), _PAIR + '.prod(0)["a"]\ntensor(3.)'
-    )
-    std = _reduction(
-        *("std", torch.std, "correction reduce key_transform"),
-        "Standard deviation; `correction` is subtracted from the number of values in the divisor.",
-        _PAIR + '.std(0, correction=0)["a"]\ntensor(1.)',
-    )
-    var = _reduction(
-        *("var", torch.var, "correction reduce key_transform"),
-        "Variance; `correction` is subtracted from the number of values in the divisor.",
-        _PAIR + '.var(0, correction=0)["a"]\ntensor(1.)',
-    )
-    amax = _reduction(
-        *("amax", torch.amax, "reduce", "Largest value."),
-        *(_PAIR + '.amax(0)["a"]\ntensor(3.)', False),
-    )
-    amin = _reduction(
-        *("amin", torch.amin, "reduce", "Smallest value."),
-        *(_PAIR + '.amin(0)["a"]\ntensor(1.)', False),
-    )
-    max = _extreme(
-        "max",
-        "Largest value and, along a `dim`, its position: a pair of `values` and `indices`.",
-        _PAIR.replace("TensorDict(", "result = TensorDict(", 1)
-        + '.max(0)\n>>> result.values["a"], result.indices["a"]\n(tensor(3.), tensor(1))',
-    )
-    min = _extreme(
-        "min",
-        "Smallest value and, along a `dim`, its position: a pair of `values` and `indices`.",
-        _PAIR + '.min(0).values["a"]\ntensor(1.)',
-    )
+    if TYPE_CHECKING:  # made from the table below
+        sum = nansum = mean = nanmean = prod = std = var = amax = amin = Reduction()
+        max = min = Extreme()
 
     def quantile(
         self,
@@ -568,6 +523,36 @@ class Reductions:
         """
         at = _dims(self, dim)[0]  # type: ignore[index]
         return mapped(self, lambda leaf, _: torch.softmax(leaf, at, dtype=dtype))
+
+
+_OF_SPREAD = "correction reduce key_transform"
+_CORRECTED = "`correction` is subtracted from the number of values in the divisor."
+_REDUCTIONS: list[tuple[Any, ...]] = [  # name, function, options, text, result of the example
+    ("sum", torch.sum, "dtype reduce key_transform", "Sum.", "4."),
+    ("nansum", torch.nansum, "dtype reduce", "Sum of the values that are not NaN.", "1."),
+    ("mean", torch.mean, "dtype reduce key_transform", "Mean.", "2."),
+    ("nanmean", torch.nanmean, "dtype reduce", "Mean of the values that are not NaN.", "1."),
+    ("prod", _prod, "dtype reduce", "Product.", "3."),
+    ("std", torch.std, _OF_SPREAD, f"Standard deviation; {_CORRECTED}", "1.4142"),
+    ("var", torch.var, _OF_SPREAD, f"Variance; {_CORRECTED}", "2."),
+    ("amax", torch.amax, "reduce", "Largest value.", "3."),
+    ("amin", torch.amin, "reduce", "Smallest value.", "1."),
+]
+_SUM = """>>> td = TensorDict(a=torch.ones(2, 3), batch_size=[2])
+>>> td.sum(0)["a"], td.sum(dim="feature")["a"], td.sum(reduce=True)
+(tensor([2., 2., 2.]), tensor([3., 3.]), tensor(6.))"""
+for _name, _function, _options, _text, _value in _REDUCTIONS:
+    _source = _NAN if _name.startswith("nan") else _PAIR
+    _example = _SUM if _name == "sum" else f'{_source}.{_name}(0)["a"]\ntensor({_value})'
+    _keep = False if _name in ("amax", "amin") else NO_DEFAULT
+    setattr(Reductions, _name, _reduction(_name, _function, _options, _text, _example, _keep))
+for _name, _which, _value in (
+    ("max", "Largest", "[tensor(3.), tensor(1)]"),
+    ("min", "Smallest", "[tensor(1.), tensor(0)]"),
+):
+    _text = f"{_which} value and, along a `dim`, its position: a pair of `values` and `indices`."
+    _example = f'>>> [found["a"] for found in {_PAIR[4:]}.{_name}(0)]\n{_value}'
+    setattr(Reductions, _name, _extreme(_name, _text, _example))
 
 
 def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
