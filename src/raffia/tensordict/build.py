@@ -178,6 +178,18 @@ def promoted(value: Container, batch_size: torch.Size, name: str) -> Container:
     return copy
 
 
+def resize(nodes: Sequence[Any], batch_size: torch.Size) -> None:
+    """Set the batch size of some nodes, of all or of none."""
+    before = [node._batch_size for node in nodes]
+    try:
+        for node in nodes:
+            node._set_batch_size(batch_size)
+    except RuntimeError:
+        for node, size in zip(nodes, before, strict=True):
+            node._set_batch_size(size)
+        raise
+
+
 def common_size(
     td: Any, batch_dims: int | None, known: dict[int, Any] | None = None
 ) -> torch.Size | None:

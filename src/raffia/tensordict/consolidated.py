@@ -221,9 +221,40 @@ def consolidate(
         raise ValueError(
             "consolidate: return_early cannot be combined with use_buffer or non_blocking"
         )
-    options = (filename, num_threads, device, non_blocking, use_buffer, share_memory, pin_memory)
     if _is_block(td, filename, device, share_memory, pin_memory):
         return td
+
+    def filled() -> tuple[Tensor, Parts, list[Tensor]]:
+        """A block with all entries, the layout of its parts, and views of the parts."""
+        parts = Parts.of([leaf.detach() for leaf in td._leaves([])])
+        sources = {part.device for part in parts.tensors}
+        where = CPU if filename is not None or len(sources) != 1 else sources.pop()
+        where = where if device is None else as_device(device)
+        if filename is not None:
+            if where.type != "cpu":
+                raise ValueError(f"consolidate: a file is mapped on the CPU, not on {where}")
+            assert write_block(td, filename) == parts.starts
+            if not use_buffer:
+                block = mapped_block(filename, parts.nbytes, shared=True)
+                return block, parts, parts.views(block)
+        block = torch.zeros(parts.nbytes, dtype=torch.uint8, device=where, pin_memory=pin_memory)
+        if share_memory:
+            block.share_memory_()
+
+        views = parts.views(block)
+
+        def fill(into: Tensor, part: Tensor) -> None:
+            into.copy_(part, non_blocking=non_blocking)
+
+        if num_threads > 1:
+            with ThreadPoolExecutor(num_threads) as threads:
+                list(threads.map(fill, views, parts.tensors))
+        else:
+            for into, part in zip(views, parts.tensors, strict=True):
+                fill(into, part)
+        if non_blocking and where.type == "cpu":
+            synchronise(td)
+        return block, parts, views
 
     def finish(made: tuple[Tensor, Parts, list[Tensor]]) -> Container:
         block, parts, views = made
@@ -238,9 +269,7 @@ def consolidate(
         out._spans = parts.starts if plain else None
         return out.lock_()
 
-    if early:
-        return TensorDictFuture(lambda: _filled(td, *options), finish)
-    return finish(_filled(td, *options))
+    return TensorDictFuture(filled, finish) if early else finish(filled())
 
 
 def _is_block(td: Any, filename: Any, device: Any, share_memory: bool, pin_memory: bool) -> bool:
@@ -251,48 +280,6 @@ def _is_block(td: Any, filename: Any, device: Any, share_memory: bool, pin_memor
     if device is not None and as_device(device) != buffer.device:
         return False
     return not (share_memory and not buffer.is_shared() or pin_memory and not buffer.is_pinned())
-
-
-def _filled(
-    td: Any,
-    filename: Any,
-    num_threads: int,
-    device: Any,
-    non_blocking: bool,
-    use_buffer: bool,
-    share_memory: bool,
-    pin_memory: bool,
-) -> tuple[Tensor, Parts, list[Tensor]]:
-    """A block with all entries of a container, the layout of its parts, and views of the parts."""
-    parts = Parts.of([leaf.detach() for leaf in td._leaves([])])
-    sources = {part.device for part in parts.tensors}
-    where = CPU if filename is not None or len(sources) != 1 else sources.pop()
-    where = where if device is None else as_device(device)
-    if filename is not None:
-        if where.type != "cpu":
-            raise ValueError(f"consolidate: a file is mapped on the CPU, not on {where}")
-        assert write_block(td, filename) == parts.starts
-        if not use_buffer:
-            block = mapped_block(filename, parts.nbytes, shared=True)
-            return block, parts, parts.views(block)
-    block = torch.zeros(parts.nbytes, dtype=torch.uint8, device=where, pin_memory=pin_memory)
-    if share_memory:
-        block.share_memory_()
-
-    views = parts.views(block)
-
-    def fill(into: Tensor, part: Tensor) -> None:
-        into.copy_(part, non_blocking=non_blocking)
-
-    if num_threads > 1:
-        with ThreadPoolExecutor(num_threads) as threads:
-            list(threads.map(fill, views, parts.tensors))
-    else:
-        for into, part in zip(views, parts.tensors, strict=True):
-            fill(into, part)
-    if non_blocking and where.type == "cpu":
-        synchronise(td)
-    return block, parts, views
 
 
 def is_consolidated(td: Any) -> bool:

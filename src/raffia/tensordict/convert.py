@@ -96,37 +96,32 @@ def to(
     source = td
     if non_blocking_pin and device is not None and device.type == "cuda":
         source, non_blocking = pin_memory(td, num_threads or None), True
+    form: Any = {} if memory_format is None else {"memory_format": memory_format}
+
+    def moved(leaf: Tensor, dtype: torch.dtype | None = dtype) -> Tensor:
+        return leaf.to(device, dtype, non_blocking, **form)
+
     if cast_filter is not None and dtype is not None:
         out = source.named_apply(
-            lambda key, leaf: leaf.to(
-                device,
+            lambda key, leaf: moved(
+                leaf,
                 dtype if cast_filter(key if isinstance(key, tuple) else (key,), leaf) else None,
-                non_blocking,
-                **({} if memory_format is None else {"memory_format": memory_format}),
             ),
             nested_keys=True,
             filter_empty=False,
         )
-    elif memory_format is not None:
-        out = source._map(
-            lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
-        )
-    elif dtype is None and all([leaf.device == device for leaf in source._leaves([])]):
-        out = source._shallow()
-        out._buffer, out._spans = source._buffer, source._spans
-    elif dtype is None and source._spans is not None and consolidated.in_spans(source):
-        block = source._buffer.to(device, non_blocking=non_blocking)
-        out = consolidated.from_buffer(source, block, source._spans)
-    elif dtype is None:
-        out = source._map(
-            lambda leaf: (
-                leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
-            )
-        )
+    elif form or device is not None and dtype is not None:
+        out = source._map(moved)
     elif device is None:
         out = source._cast(dtype)
+    elif all([leaf.device == device for leaf in source._leaves([])]):
+        out = source._shallow()
+        out._buffer, out._spans = source._buffer, source._spans
+    elif source._spans is not None and consolidated.in_spans(source):
+        block = source._buffer.to(device, non_blocking=non_blocking)
+        out = consolidated.from_buffer(source, block, source._spans)
     else:
-        out = source._map(lambda leaf: leaf.to(device, dtype, non_blocking))
+        out = source._map(moved)
     if device is not None:
         out._set_device(device)
         if non_blocking and device.type == "cpu":

@@ -274,6 +274,8 @@ def to_lazystack(td: Any, dim: int = 0) -> Any:
     0
     """
     dim = batch_dim(td, dim)
+    if td._lazy and dim == td.stack_dim:
+        return td
     return type(td).lazy_stack(list(td.unbind(dim)), dim)
 
 

@@ -453,14 +453,7 @@ class LazyStackedTensorDict(LazyWrites):
                 f"batch size {tuple(batch_size)}; td.to_tensordict() gives a dense one, which can"
             )
         size = torch.Size((*batch_size[:dim], *batch_size[dim + 1 :]))
-        before = [td._batch_size for td in self.tensordicts]
-        try:
-            for td in self.tensordicts:
-                td._set_batch_size(size)
-        except RuntimeError:
-            for td, old in zip(self.tensordicts, before, strict=True):
-                td._set_batch_size(old)
-            raise
+        build.resize(self.tensordicts, size)
         if self._names is not None:
             self._names = (self._names + [None] * len(batch_size))[: len(batch_size)]
         self._batch_size = batch_size
@@ -602,15 +595,6 @@ class LazyStackedTensorDict(LazyWrites):
         return dim_names.passed_on(
             TensorDict._make(out, self._batch_size, self._device, self._names)
         )
-
-    def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
-        """A lazy stack along `dim`: itself if it is one.
-
-        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).to_lazystack().stack_dim
-        0
-        """
-        dim = build.batch_dim(self, dim)
-        return self if dim == self.stack_dim else lazy_stack(list(self.unbind(dim)), dim)
 
     def _cut(self, lengths: list[int], dim: int) -> tuple[Any, ...]:
         """Consecutive pieces along `dim`: along the stack dimension, lazy stacks of members."""

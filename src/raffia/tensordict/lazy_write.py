@@ -468,7 +468,7 @@ class LazyWrites(TensorDictBase):
         >>> td.flatten_keys(".")["a.b"]
         tensor([1, 2])
         """
-        return self._renamed("flatten_keys", "keys", separator, inplace, is_leaf=is_leaf)
+        return self._renamed("flatten_keys", "unflatten_keys", separator, inplace, is_leaf=is_leaf)
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
         """The lazy stack of the members with nesting; see `TensorDict.unflatten_keys`.
@@ -478,17 +478,17 @@ class LazyWrites(TensorDictBase):
         >>> td.unflatten_keys(".")["a", "b"]
         tensor([1, 2])
         """
-        return self._renamed("unflatten_keys", "nested keys", separator, inplace)
+        return self._renamed("unflatten_keys", "flatten_keys", separator, inplace)
 
     def _renamed(
-        self, method: str, origin: str, separator: str, inplace: bool, **options: Any
+        self, method: str, back: str, separator: str, inplace: bool, **options: Any
     ) -> Any:
         """`flatten_keys` or `unflatten_keys` of the members."""
         if inplace:  # a name that would be there twice is found before anything changes
             getattr(self, method)(separator, **options)
         out = self._each(method, separator, inplace=inplace, **options)
         if not inplace:
-            out._origin = (origin, weakref.ref(self), separator)
+            out._origin = (back, weakref.ref(self), separator)
         return out
 
     def _each(self, method: str, *args: Any, inplace: bool, **options: Any) -> Any:

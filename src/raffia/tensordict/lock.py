@@ -187,10 +187,7 @@ def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
     if what == "same":
         return
     if what == "lock":
-        if origin[1]:
-            lock_(td)
-        else:
-            unlock_(td)
+        set_locked(td, origin[1])
         return
     if what == "module":
         if error is not None:
@@ -204,18 +201,12 @@ def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
         raise RuntimeError(
             "the container that this one was made from is gone, so nothing can be written back"
         )
-    if what == "keys":
-        back = td.unflatten_keys(origin[2])
-    elif what == "nested keys":
-        back = td.flatten_keys(origin[2])
-    elif what == "permute":
-        back = td.permute(origin[2])
-    elif what == "to":
+    if what == "to":
         known = source.keys(True, True)
         source.update_(td.select(*[key for key in td.keys(True, True) if key in known]))
         back = td.exclude(*[key for key in td.keys(True, True) if key in known])
-    else:
-        back = td.reshape(source._batch_size)
+    else:  # the method that undoes it
+        back = getattr(td, what)(*origin[2:] or (source._batch_size,))
     if source._locked:
         source.update_(back)
     else:

@@ -326,7 +326,7 @@ def flatten_keys(
         entries[name] = value
     if not inplace:
         out = td._new(entries, td._batch_size, td._names)
-        out._origin = ("keys", weakref.ref(td), separator)
+        out._origin = ("unflatten_keys", weakref.ref(td), separator)
         return out
     replace_entries(td, entries)
     return td
@@ -390,7 +390,7 @@ def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -
     entries = built(td, tree)
     if not inplace:
         out = td._new(entries, td._batch_size, td._names)
-        out._origin = ("nested keys", weakref.ref(td), separator)
+        out._origin = ("flatten_keys", weakref.ref(td), separator)
         return out
     replace_entries(td, entries)
     return td

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raffia.hints import check_choice
-from raffia.tensordict import dim_names, entries, kinds, modes
+from raffia.tensordict import build, dim_names, entries, kinds, modes
 from raffia.tensordict.build import StackOptions
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
@@ -443,15 +443,11 @@ def pad_sequence(
     if not tds:
         raise RuntimeError("pad_sequence: the list of containers is empty")
     check_choice("padding_side", padding_side, ("left", "right"))
-    if hasattr(tds[0], "_wrap"):
-        if return_mask:
-            raise RuntimeError(
-                "pad_sequence: a tensorclass has no field for the masks; convert it with "
-                "to_tensordict() first"
-            )
-        padded = pad_sequence(_contents(tds), pad_dim, padding_value, None, False, padding_side)
-        result = tds[0]._wrap(padded)
-        return result if out is None else out.update(result, inplace=True)
+    if return_mask and hasattr(tds[0], "_wrap"):
+        raise RuntimeError(
+            "pad_sequence: a tensorclass has no field for the masks; convert it with "
+            "to_tensordict() first"
+        )
     keys = list(tds[0].keys(True, True))
     for i, td in enumerate(tds):
         if set(td.keys(True, True)) != set(keys):
@@ -470,38 +466,58 @@ def pad_sequence(
                     f"entries are {keys}"
                 )
     ndim = len(tds[0]._batch_size)
-    longest = max([td._batch_size[pad_dim] for td in tds]) if 0 <= pad_dim < ndim else 0
-    stretched = [_stretched(td, pad_dim, longest, padding_side) for td in tds]
-    masks = _stack_nodes(stretched, 0, False).empty() if return_mask else None
+    longest = max([td._batch_size[pad_dim] for td in tds]) if 0 <= pad_dim < ndim else None
+    lengths: dict[Any, tuple[int, int]] = {}  # of each entry: what is padded, to which length
     for key in keys:
         leaves = [entries.get(td, key) for td in tds]
         at = _leaf_dim(leaves[0], pad_dim, key)
-        length = max([leaf.shape[at] for leaf in leaves])
-        fill = padding_value if not isinstance(padding_value, Mapping) else fills.get(key, 0.0)
-        for td, leaf in zip(stretched, leaves, strict=True):
-            entries.set(td, key, _padded(leaf, at, length, fill, padding_side))
-        if masks is not None:
+        lengths[key] = at, max([leaf.shape[at] for leaf in leaves])
+
+    def padded(leaf: Tensor, key: Any) -> Tensor:
+        fill = fills.get(key, 0.0) if isinstance(padding_value, Mapping) else padding_value
+        return _padded(leaf, *lengths[key], fill, padding_side)
+
+    rows = [_padded_node(td, padded, pad_dim, longest, padding_side) for td in tds]
+    result = _stack_nodes(rows, 0, False)
+    if return_mask:
+        masks = result.empty()
+        for key, (at, length) in lengths.items():
             rows = []
-            for leaf in leaves:
+            for leaf in [entries.get(td, key) for td in tds]:
                 lead = leaf.shape[:ndim] if at < ndim else (*leaf.shape[:ndim], leaf.shape[at])
                 row = torch.ones(lead, dtype=torch.bool, device=leaf.device)
                 rows.append(_padded(row, min(at, ndim), length, False, padding_side))
             masks.set(key, torch.stack(rows))
-    result = _stack_nodes(stretched, 0, False)
-    _wrapped_as(result, tds[0])
-    if masks is not None:
         result.set("masks" if return_mask is True else return_mask, masks)
     return result if out is None else out.update(result, inplace=True)
 
 
-def _wrapped_as(td: Any, like: Any) -> None:
-    """Make instances of the tensorclasses that are nested in another container."""
-    for name, value in like._entries().items():
-        if isinstance(value, Node) and not value._is_data():
-            below = td._d[name]
-            _wrapped_as(below, value)
-            if hasattr(value, "_wrap"):
-                td._d[name] = value._wrap(below)
+def _padded_node(
+    td: Any,
+    padded: Callable[[Tensor, Any], Tensor],
+    pad_dim: int,
+    longest: int | None,
+    side: str,
+    prefix: tuple[str, ...] = (),
+) -> Any:
+    """The container with padded leaves; data is padded with None, if the batch dimension is."""
+    size, pairs = td._batch_size, []
+    if longest is not None:
+        missing = longest - size[pad_dim]
+        pairs = [0, 0] * pad_dim + ([missing, 0] if side == "left" else [0, missing])
+        size = torch.Size((*size[:pad_dim], longest, *size[pad_dim + 1 :]))
+    out: Entries = {}
+    for name, value in td._entries().items():
+        key = (*prefix, name)
+        if isinstance(value, Tensor):
+            out[name] = padded(value, key if prefix else name)
+            if out[name].shape[: len(size)] != size and not isinstance(value, Node):
+                raise build.mismatch(size, out[name], name)
+        elif value._is_data():
+            out[name] = value.pad(pairs) if pairs else value
+        else:
+            out[name] = _padded_node(value, padded, pad_dim, longest, side, key)
+    return td._new(out, size, td._names)
 
 
 def _leaf_dim(leaf: Tensor, dim: int, key: NestedKey) -> int:
@@ -511,26 +527,6 @@ def _leaf_dim(leaf: Tensor, dim: int, key: NestedKey) -> int:
             f"{tuple(leaf.shape)}"
         )
     return dim % leaf.dim()
-
-
-def _stretched(td: Any, pad_dim: int, longest: int, side: str) -> Any:
-    """The container without its tensors, with the padded batch size; data is padded with None."""
-    size = td._batch_size
-    ndim = len(size)
-    if not 0 <= pad_dim < ndim:
-        return td.apply(lambda leaf: None, filter_empty=False)
-    missing = longest - size[pad_dim]
-    pairs = [0, 0] * pad_dim + ([missing, 0] if side == "left" else [0, missing])
-    return _hollow(td).pad(pairs)
-
-
-def _hollow(td: Any) -> Any:
-    entries_left = {
-        n: v if v._is_data() else _hollow(v)
-        for n, v in td._entries().items()
-        if isinstance(v, Node)
-    }
-    return TensorDict._make(entries_left, td._batch_size, td._device, td._names)
 
 
 def _padded(leaf: Tensor, dim: int, length: int, fill: float, side: str) -> Tensor:

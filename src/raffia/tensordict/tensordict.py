@@ -362,14 +362,7 @@ class TensorDict(TensorDictBase):
             if isinstance(v, Node)
             and (v._batch_size[:ndim] != batch_size or isinstance(v, UnbatchedTensor))
         ]
-        before = [v._batch_size for v in grown]
-        try:
-            for value in grown:
-                value._set_batch_size(batch_size)
-        except RuntimeError:
-            for value, size in zip(grown, before, strict=True):
-                value._set_batch_size(size)
-            raise
+        build.resize(grown, batch_size)
         if self._names is not None:
             self._names = (self._names + [None] * ndim)[:ndim]
         self._batch_size = batch_size
