@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from raffia import (
     from_consolidated,
     lazy_stack,
 )
+from raffia.tensordict import copies
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import raises
 from tests.tensordict.stored import PLAIN, RAGGED, Pair, content
@@ -682,3 +684,19 @@ def test_assert_close():
             assert_close(one, two, **options)
     with pytest.raises(AssertionError, match="'n', 'b'"):
         assert_allclose_td(floats(), changed)
+
+
+def test_copies_from_all_gpus_are_waited_for(monkeypatch):
+    """Each GPU has streams of its own."""
+    waited = []
+
+    def stream(device):
+        return SimpleNamespace(synchronize=lambda: waited.append(device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    leaves = [SimpleNamespace(is_cuda=name != "cpu", device=name) for name in ("a", "cpu", "b")]
+    copies.synchronise(SimpleNamespace(_leaves=lambda found: leaves))
+    assert sorted(waited) == ["a", "b"]
+    waited.clear()
+    TensorDict(a=1).to("cpu", torch.float32)
+    assert not waited

@@ -337,6 +337,6 @@ def to_padded_tensor(
 
 
 def synchronise(td: Any) -> None:
-    """Wait for pending copies to the CPU, so that nobody reads incomplete data."""
-    if torch.cuda.is_available() and any([leaf.is_cuda for leaf in td._leaves([])]):
-        torch.cuda.current_stream().synchronize()
+    """Wait for pending copies from GPUs to the CPU, so that nobody reads incomplete data."""
+    for device in {leaf.device for leaf in td._leaves([]) if leaf.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
