@@ -11,7 +11,7 @@ from raffia.algorithms.ilql.config import DecodeConfig, method
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.cli import main
 from raffia.cli.chat import _parser, decoding_settings
-from raffia.cli.conversation import Conversation, Game, Session, shade, values_table
+from raffia.cli.conversation import Conversation, Game, Session, shade
 from raffia.cli.parser import UsageError
 from raffia.lm.decoding.config import TokenPlanConfig
 from raffia.recipes.ilql import train
@@ -87,14 +87,6 @@ FIRST, SECOND = WORDS[:2]
 # -- Wordle
 
 
-def test_the_agent_plays_by_itself_if_it_gets_the_word(policy):
-    output = play(policy, f"{SECOND.upper()}\n/again\n/quit\n", [FIRST, SECOND, SECOND])
-    assert f"your word, or Enter: {SECOND.upper()}\n1. {FIRST}  " in output
-    assert f"2. {SECOND}  ggggg\nFound in 2 guesses.\n" in output
-    assert f"/again\n1. {SECOND}  ggggg\nFound in 1 guess.\n" in output
-    assert output.endswith("/quit\nGoodbye.\n")
-
-
 def test_a_person_answers_with_colours(policy):
     output = play(policy, "\nggg\nxxxxx1\n\nbbbbb\n/undo\nGGGGG\n", [FIRST, SECOND])
     assert (
@@ -151,13 +143,6 @@ def test_values_and_colours(policy, monkeypatch):
     assert f"\033[32m{FIRST}\033[0m" in bright and "\033[32mg\033[0m" in bright
     assert f"\033[32m{FIRST}" not in play(policy, f"{FIRST}\n", [FIRST], Terminal())
     assert [shade(a, 1.0) for a in (1.0, 0.05, -0.5, -2.0)] == ["green", "", "yellow", "red"]
-
-
-def test_long_answers_show_the_tokens_with_the_largest_advantages():
-    pieces = [Piece(" ", "_", 0.5, 0.01 * n, -1.0) for n in range(30)]
-    table = values_table(pieces, most=2).splitlines()
-    assert [line.split()[-1] for line in table[1:3]] == ["+0.28", "+0.29"]
-    assert "' '" in table[1] and table[3] == "  and 28 more with smaller advantages"
 
 
 # -- data

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,18 +26,6 @@ def raffia(*args, code="", **options):
     options = {"capture_output": True, "text": True, "timeout": 60} | options
     command = [sys.executable, "-c", code] if code else RAFFIA
     return subprocess.run([*command, *args], env=environment(), **options)
-
-
-def test_help_names_each_command(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")  # wide enough for each to stand on one line
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    for group in GROUPS.values():
-        for name, summary in group.items():
-            assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.M)
-    assert "\033[" not in text
-    assert max(map(len, text.splitlines())) <= 100
-    assert main(["help"]) == 0 and capsys.readouterr().out == text
 
 
 TRAIN = ["train efficientzero", "train efficientzero --preset cartpole"]
@@ -73,17 +60,6 @@ def test_the_help_of_a_sweep_has_its_own_flags_first(capsys):
     assert all(f"\n  {flag} " in flags for flag in ("--seeds", "--grid", "--out", "--workers"))
     assert "\n  --data FILE " in others and "values of --preset wordle" in others
     assert "--run FOLDER" not in others and "raffia train ilql" not in others
-
-
-def test_descriptions_of_groups_are_shown(capsys):
-    main(["train", "efficientzero", "--help"])
-    shown = capsys.readouterr().out
-    assert "The networks: residual convolutions for images" in shown
-    assert "of Gymnasium, or" in shown
-    # a comment of a setting is not taken for the description of the groups that follow it
-    assert shown.count("Initial weights: the folder") == 1 and "The replay buffer" in shown
-    main(["train", "ilql", "--help"])
-    assert capsys.readouterr().out.count("Games of Wordle by scripted players") == 1
 
 
 def test_without_a_command_there_is_help_and_a_failure_and_a_version(capsys):

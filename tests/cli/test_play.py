@@ -9,15 +9,12 @@ import torch
 
 from raffia.cli import runs
 from raffia.cli.parser import UsageError
-from raffia.cli.play import Table, move_named, play_against, policy_text
+from raffia.cli.play import Table, play_against
 from raffia.envs.board import Connect4, TicTacToe
-from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero import match as matches
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.efficientzero.match import Match
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.experiment import RunError
 
 
 class Scripted:
@@ -74,14 +71,6 @@ def test_the_agent_can_begin_and_its_first_move_is_not_taken_back():
     assert output.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: q\nGoodbye.\n")
 
 
-def test_the_agent_can_begin():
-    agent = Scripted(moves=[4])
-    output = play(agent, "a1\nq\n", person=1)
-    assert "You are O, the agent is X; the agent begins." in output
-    assert agent.seen_stones == [0, 2]
-    assert "1 O X .\n2 . X .\n3 . . .\n" in output
-
-
 def test_undo_takes_back_the_agent_s_move_too():
     agent = Scripted(moves=[0, 6, 8])
     output = play(agent, "b2\nc3\nundo\nundo\nundo\nb2\nq\n")
@@ -109,33 +98,6 @@ def test_connect4_is_played_by_columns():
     assert "     1    2    3    4    5    6    7\n   75%  25%" in output
     assert "'0' is not a move;" in output
     assert "O . . . . . .\n" in output
-
-
-def test_moves_by_name():
-    names = TicTacToe.action_names
-    assert [move_named(word, names) for word in ("a1", "3c", " C 3 ", "9", "1")] == [0, 8, 8, 8, 0]
-    assert [move_named(word, names) for word in ("", "0", "10", "a4", "x", "²", "-1")] == [None] * 7
-
-
-def test_probabilities_are_laid_out_as_the_board():
-    assert policy_text([1.0, 0.0], ["1", "2"], columns=2) == "     1    2\n  100%    ."
-    assert policy_text([0.001], ["1"], columns=1).endswith("<1%")
-
-
-def test_a_match_has_a_winner_and_its_own_state():
-    match, other = Match(Scripted()), Match(Scripted())
-    for action in (0, 3, 1, 4, 8, 5):
-        match.play(action)
-    assert match.ended and match.winner == 1 and match.legal == []
-    assert other.legal == list(range(9)) and other.winner is None
-
-
-def test_other_envs_are_refused():
-    class Walker:
-        spec = EnvSpec(observation_shape=(1,), action=Discrete(2), name="walker")
-
-    with pytest.raises(RunError, match="a person can play tictactoe and connect4, not walker"):
-        Match(Walker())
 
 
 def test_play_takes_the_agent_of_a_run(monkeypatch, tmp_path):

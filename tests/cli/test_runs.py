@@ -481,15 +481,6 @@ def test_presets_runs_and_environments_are_listed(here, capsys):
     assert {"CartPole-v1", "tictactoe", "minatar/breakout"} <= set(names)
 
 
-def test_a_report_is_written(here, capsys):
-    pytest.importorskip("matplotlib")
-    make_run("runs/a", rows=STOPPED)
-    make_run("runs/b", rows=FINISHED)
-    assert main("report runs/a runs/b --out both.html".split()) == 0
-    assert capsys.readouterr().out == "wrote both.html\n"
-    assert "<html" in Path("both.html").read_text()
-
-
 def test_an_environment_is_checked(monkeypatch, capsys):
     from raffia.envs.check import Finding, Report
 

@@ -3,13 +3,12 @@
 Trees of any environment are those of a plain recursive walk: test_forest_properties.py.
 """
 
-import math
 import pickle
 
 import pytest
 import torch
 
-from raffia import DamagedFileError, TensorDict, is_tensorclass, tensorclass
+from raffia import DamagedFileError, TensorDict, is_tensorclass
 from raffia.data.forest import MCTSForest
 from raffia.data.map import TensorDictMap, UnknownRowError
 from raffia.data.table import CapacityError
@@ -128,18 +127,6 @@ def test_a_tree_is_a_tensorclass_and_its_children_a_stack():
     assert Tree([]).subtree is None and Tree().is_terminal
 
 
-def test_hashes_and_membership_of_vertices():
-    forest = grown(*published())
-    tree, full = (forest.get_tree(root(0), compact=c) for c in (True, False))
-    assert [v.hash for v in tree.subtree] == [v.hash for v in full.subtree]
-    assert tree.at((1, 0)).hash == full.at((1, 0, 0, 0)).hash  # of the first step
-    part, other = forest.get_tree(root(13)), forest.get_tree(root(25))
-    assert part.at((0,)) in tree and tree.at((1, 0)) in part
-    assert tree.at((0,)) not in part and 3 not in tree
-    # roots have no hash; that does not make them equal
-    assert tree in tree and part not in tree and other not in part and Tree() not in tree
-
-
 def test_locations_with_several_paths_are_one_vertex():
     forest = grown(rollout(0, 1, 3, 4), rollout(0, 2, 3, 5, actions=[1, 0, 1]))
     tree = forest.get_tree(root(0))
@@ -159,16 +146,6 @@ def test_a_vertex_by_its_hash_is_the_uppermost(compact):
         for vertex in tree.vertices().values():
             same = [path for path, other in by_path.items() if other.hash == vertex.hash]
             assert vertex is tree.at(same[0])
-
-
-def test_a_tree_does_not_change_with_the_forest():
-    forest = grown(*published())
-    tree, before = forest.get_tree(root(0)), lines(forest, 0)
-    forest.extend(rollout(0, 9, actions=[2]))
-    assert len(tree.subtree) == 2 and lines(forest, 0) == [*before, "(2,) 0-9"]
-    tree.at((0,)).rollout["action"].fill_(77)
-    tree.node_data["observation"].fill_(77)
-    assert (forest.get_tree(root(0)).rollout_from_path((0,)) == published()[0]).all()
 
 
 @pytest.mark.parametrize("compact", [True, False])
@@ -213,69 +190,6 @@ def test_the_last_entries_of_each_step_are_stored():
     required = {"action", "observation", ("next", "observation")}
     more = {"value", ("next", "reward"), ("next", "deep", "x")}
     assert {*stored.keys(True, True)} == required | more
-
-
-def test_keys_are_free_and_may_be_nested_and_several(tmp_path):
-    options = {
-        "observation_keys": [("agent", "obs"), "clock"],
-        "action_keys": ["move", ("agent", "turn")],
-        "excluded_keys": ["info", ("agent", "info")],
-    }
-    MCTSForest(**options, max_size=7).save(tmp_path / "forest")
-    forest = MCTSForest.load(tmp_path / "forest")  # a folder stores the options
-    assert {name: getattr(forest, name) for name in options} == options
-    assert forest.steps.max_size == 7
-    obs, clock = torch.tensor([[1, 0], [2, 0], [3, 0]]), torch.tensor([0, 1, 2])
-
-    def state(rows):
-        batch = obs[rows].shape[:-1]
-        return TensorDict(
-            {"agent": TensorDict({"obs": obs[rows]}, batch), "clock": clock[rows]}, batch
-        )
-
-    steps = state(slice(2)).set("next", state(slice(1, 3)))
-    steps["move"] = torch.tensor([5, 6])
-    steps["agent", "turn"] = torch.tensor([True, False])
-    forest.extend(steps)
-    forest.add(steps[1].clone().set("move", torch.tensor(7)))
-    tree = forest.get_tree(state(0))
-    assert int(tree.prev_action["move"]) == 5 and bool(tree.prev_action["agent", "turn"])
-    assert tree.selected_actions["move"].tolist() == [6, 7]
-    assert tree.node_observation["agent", "obs"].tolist() == [2, 0]
-    with pytest.raises(UnknownRowError):  # the same agent at another time
-        forest.get_tree(state(0).set("clock", torch.tensor(1)))
-
-
-@tensorclass
-class Next:
-    observation: torch.Tensor
-
-
-@tensorclass
-class Step:
-    observation: torch.Tensor
-    action: torch.Tensor
-    next: Next
-
-
-def test_forms_of_rollouts():
-    ways = [rollout(0, 1, 2, 3), rollout(0, 4, 5, 6, actions=[1, 0, 0])]
-    for batch in ((2, 3), (1, 2, 3)):
-        forest = grown(torch.stack(ways).reshape(*batch))
-        assert lines(forest, 0) == ["(0,) 0-1-2-3", "(1,) 0-4-5-6"]
-    deep = rollout(0, 1, 2)
-    deep["next"].batch_size = [2, 2]
-    obs = torch.tensor([[0, 0.25], [1, 1.25], [2, 2.25]])
-    after = Next(observation=obs[1:], batch_size=[2])
-    step = Step(observation=obs[:-1], action=torch.zeros(2).long(), next=after, batch_size=[2])
-    lazy = TensorDict.lazy_stack(list(rollout(0, 1, 2).unbind(0)))
-    for steps in (deep, step, lazy):
-        assert lines(grown(steps), 0) == ["() 0-1-2"]
-    obs = torch.tensor([[0.0], [math.nan], [-0.0]])  # zeros with a sign are one observation
-    after = TensorDict(observation=obs[1:])
-    steps = TensorDict(observation=obs[:-1], action=torch.zeros(2), next=after, batch_size=[2])
-    tree = grown(steps).get_tree(TensorDict(observation=torch.tensor([-0.0])))
-    assert tree.repeats and len(tree.rollout) == 2
 
 
 def test_extend_can_return_the_tree():
@@ -377,15 +291,6 @@ def test_a_rollout_that_is_refused_changes_nothing(case, first):
         known = known.apply(lambda x: x.int())
     forest.extend(known)  # it continues as if nothing had happened
     assert len(forest) == 3 and forest.get_tree(known[0]).count == (1 if first else 2)
-
-
-def test_a_full_forest_still_takes_known_steps():
-    forest = grown(rollout(0, 1, 2), max_size=3)
-    for _ in range(2):
-        forest.extend(rollout(0, 1, 2, 3))
-    with pytest.raises(CapacityError, match=r"MCTSForest\(max_size="):
-        forest.extend(rollout(1, 2, 3, 4))
-    assert forest.get_child(root(1))[1].tolist() == [3]  # not counted
 
 
 def test_an_interrupt_while_steps_are_linked(monkeypatch):

@@ -44,36 +44,6 @@ def test_siphash_as_a_module():
 # RandomProjectionHash
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_row_hashes_alone_as_in_a_batch(dtype):
-    x, module = draw(64, F), RandomProjectionHash(dtype_cast=dtype)
-    together = module(x)
-    assert together.equal(torch.cat([module(row[None]) for row in x]))
-    assert together[10:17].equal(module(x[10:17]))
-
-
-@pytest.mark.parametrize("features", [1, 2, 3, 5, F])
-def test_the_projection_is_a_matrix_product(features):
-    x = draw(N, features)
-    module = fitted(x, dtype_cast=torch.float64, as_tensor=False)
-    rows = [torch.frombuffer(bytearray(row), dtype=torch.float64) for row in module(x)]
-    torch.testing.assert_close(torch.stack(rows), x.double() @ module.projection)
-
-
-def test_which_rows_get_different_hashes():
-    x = draw(1000, 17)
-    near = x.clone()
-    near[:, 0] += 1e-3
-    coarse, fine = RandomProjectionHash(), RandomProjectionHash(dtype_cast=torch.float64)
-    assert 0.02 < (coarse(x) == coarse(near)).double().mean() < 0.2
-    assert not (fine(x) == fine(near)).any()
-    assert coarse(1e5 * x).unique().numel() == 1000  # no overflow
-    module = RandomProjectionHash()
-    assert module(torch.tensor([[0.0, 1.0]])) == module(torch.tensor([[-0.0, 1.0]]))
-    nans = module(torch.tensor([[torch.nan, 1.0], [1.0, torch.nan]]))
-    assert nans[0] == nans[1]  # a NaN leaves nothing of the rest
-
-
 def test_rows_of_other_shapes():
     x = draw(N, 2, F)
     module = RandomProjectionHash(n_components=C, dtype_cast=torch.float64)
@@ -150,15 +120,6 @@ def test_numbers_equal_python_s(num_bits, dtype):
             for sums, expected in ((True, [sum(chunk) for chunk in chunks]), (False, chunks)):
                 module = BinaryToDecimal(num_bits, convert_to_binary=convert, sum_chunks=sums)
                 assert module(bits).tolist() == expected
-
-
-def test_64_bits_are_twos_complement():
-    x = torch.zeros(3, 64, dtype=torch.int64)
-    x[0], x[1, 0], x[2, 1:] = 1, 1, 1
-    assert BinaryToDecimal(64)(x).tolist() == [-1, -(2**63), 2**63 - 1]
-    unsigned = BinaryToDecimal(64, dtype=torch.uint64)(x)
-    assert unsigned.tolist() == [2**64 - 1, 2**63, 2**63 - 1]
-    assert BinaryToDecimal(8, dtype=torch.int8)(x[:1, :8]).tolist() == [-1]
 
 
 def test_the_weights_are_part_of_the_module():

@@ -137,22 +137,6 @@ def test_arrays_of_any_layout(array, tmp_path):
 # ----------------------------------------------------------------------- rollouts [T, E]
 
 
-@KINDS
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_rollout_of_several_environments_has_items_with_a_batch_size(kind, prefetch):
-    """Each item is a time step of all environments, as in TorchRL, with its number in each."""
-    buffer = buffer_of(kind, batch_size=7, prefetch=prefetch)
-    rollout = TensorDict(obs=torch.arange(30).view(5, 2, 3), batch_size=[5, 2])
-    assert len(buffer.extend(rollout)) == 5
-    out = buffer.sample()
-    for batch in (out, buffer.sample(out=out), buffer.sample()):
-        assert batch.batch_size == (7, 2)
-        assert torch.equal(batch["index"], batch["obs"][..., 0] // 6)
-        if kind is PrioritizedReplayBuffer:
-            assert torch.equal(batch["priority_weight"], torch.ones(7, 2))
-    assert buffer.sample(return_info=True)[1]["index"].shape == (7,)
-
-
 def test_priorities_of_items_with_a_batch_size_and_of_grids_of_items():
     buffer = buffer_of(PrioritizedReplayBuffer, eps=0.0)
     rollout = TensorDict(obs=torch.arange(12).view(6, 2), batch_size=[6, 2])

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from raffia import NonTensorData, TensorClass, TensorDict, lazy_stack
 from raffia.data import (
@@ -136,19 +135,6 @@ def test_written_values_are_read(kind, tmp_path):
         assert [plain(query), plain(value)] == before
 
 
-@pytest.mark.parametrize("shape", [(), (2, 3), (6, 1), (1, 2, 3)], ids=str)
-def test_batches_of_any_shape(shape):
-    n = torch.Size(shape).numel()
-    m, query, value = make(), k(*range(n)).reshape(shape), v(*range(n)).reshape(shape)
-    m[query] = value
-    for td in (m[query], m.get(query, 0), m(query.clone()), m.pop(query)):
-        assert td.batch_size == shape and torch.equal(td["v"], value["v"])
-    m[query] = value
-    assert sorted(m.rows(query).flatten().tolist()) == list(range(n))
-    assert m.contains(query).shape == shape and bool(m.contains(query).all())
-    assert m.delete(query) == n and len(m) == 0
-
-
 @pytest.mark.parametrize("batch", [[0], [0, 3]])
 @pytest.mark.parametrize("by_key", [False, True])
 def test_a_query_of_no_rows_of_an_empty_map(batch, by_key):
@@ -205,16 +191,6 @@ MERGES = {
 }
 
 
-@pytest.mark.parametrize(("merge", "row"), [("last", 1), ("first", 0)])
-def test_rows_that_are_not_reduced_keep_the_batch_sizes_of_nested_containers(merge, row):
-    numbers = torch.arange(12.0).view(3, 4)
-    values = TensorDict(n=TensorDict(x=numbers, batch_size=[3, 4]), batch_size=[3])
-    m = TensorDictMap(in_keys=["k"])
-    m.update(k(1, 1, 2), values, merge=merge)
-    found = m[k(1, 2)]["n"]
-    assert found.batch_size == (2, 4) and found["x"].equal(numbers[[row, 2]])
-
-
 @pytest.mark.parametrize("merge", MERGES)
 def test_merges_equal_numpy(merge):
     rng = np.random.default_rng(0)
@@ -261,26 +237,6 @@ def test_merges_of_special_numbers(merge, dtype, values, expected):
     torch.testing.assert_close(
         m[k(1)[0]]["v"], torch.tensor(expected, dtype=dtype), equal_nan=True, rtol=0, atol=0
     )
-
-
-def test_a_merge_function_gets_the_values_and_their_groups():
-    calls = []
-
-    def joined(values, group, num_groups):
-        """The values of each group as the digits of a number."""
-        calls.append((values["v"].flatten().tolist(), group.tolist(), num_groups))
-        values.set("w", values["v"] + 1)  # which is not set in the argument
-        numbers = torch.zeros(num_groups, 1)
-        for value, i in zip(values["v"], group.tolist(), strict=True):
-            numbers[i] = numbers[i] * 100 + value
-        return TensorDict({"v": numbers}, [num_groups])
-
-    m, value = filled(1, 2, 3), v(3, 8, 1, 4, 9)
-    before = plain(value)
-    m.update(k(5, 2, 5, 1, 2), value, merge=joined, accumulate=True)
-    assert plain(value) == before and content(m) == {1: 1004, 2: 200809, 3: 30, 5: 301}
-    m.update(k(5, 2, 5), v(3, 8, 1), merge=joined)
-    assert calls[1:] == [([3, 8, 1], [0, 1, 0], 2)]  # called once; 0 is 5, which came first
 
 
 # ------------------------------------------------------------------------- functions and out_keys
@@ -363,26 +319,6 @@ def test_functions_with_invalid_results_change_nothing(kind, numbers):
     assert read(m, 7) == [7]
 
 
-def test_a_collate_fn_is_applied_to_the_values_read():
-    m = filled(1, 2, collate_fn=lambda values: (values["v"] + 1, values.batch_size))
-    found, shape = m[k(2, 1).reshape(2, 1)]
-    assert found.flatten().tolist() == [21, 11] and shape == (2, 1)
-    assert m.get(k(2, 9), 7)[0].tolist() == [[21], [8]] and m.pop(k(2)[0])[1] == ()
-    m.collate_fn = fail
-    with refused(RuntimeError, "no", m):
-        m.pop(k(1))
-
-
-def test_functions_may_read_the_map():
-    m = make()
-    m.write_fn = lambda new, old=None: new.apply(lambda x: x + len(m))
-    m.collate_fn = lambda values: values.set("has", m.contains(k(1, 2)).sum().expand(values.shape))
-    m[k(1)] = v(0)
-    m[k(2, 3)] = v(0, 0)
-    td = m[k(1, 2, 3)]
-    assert td["v"].flatten().tolist() == [0, 1, 1] and td["has"].tolist() == [2, 2, 2]
-
-
 def test_out_keys_select_the_stored_entries():
     m = make(out_keys=["v", ("n", "x")])
     value = v(1, 2).update({"w": torch.ones(2), "n": {"x": torch.ones(2), "y": torch.ones(2)}})
@@ -463,14 +399,6 @@ def test_from_a_pair():
 
 
 # ----------------------------------------------------------------------------------------- all rows
-
-
-def test_iteration_gives_keys_row_by_row():
-    m = filled(4, 2)
-    for row in m:
-        assert row.batch_size == () and m[row]["v"].item() == 10 * row["k"].item()
-        m[k(float(row["k"]) + 100)] = v(1)  # which does not matter
-    assert len(m) == 4 and m.keys()["k"].flatten().tolist() == [4, 2, 104, 102]
 
 
 def test_at_gives_keys_and_values_of_some_rows():
@@ -668,30 +596,6 @@ def test_one_of_several_storages_that_fails_changes_nothing(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------- copies of a map
-
-
-class Shifted(nn.Module):
-    """A hash module with a state."""
-
-    def __init__(self, shift):
-        super().__init__()
-        self.register_buffer("shift", torch.tensor(shift))
-
-    def forward(self, x):
-        return x[:, 0].long() + self.shift
-
-
-def test_a_state_dict_is_tensors_and_part_of_its_modules():
-    m = filled(1, 2, 3, hash_module=Shifted(1))
-    state_dict = nn.ModuleDict({"net": nn.Linear(1, 1), "memory": m}).state_dict()
-    m[k(1, 5)] = v(7, 8)  # of which the state knows nothing
-    other = make(hash_module=Shifted(2))
-    nn.ModuleDict({"net": nn.Linear(1, 1), "memory": other}).load_state_dict(state_dict)
-    assert all(isinstance(value, torch.Tensor) for value in state_dict.values())
-    assert content(other) == {1: 10, 2: 20, 3: 30} and read(other, 2) == [20]
-    for wrong in (make(["k", "j"]), make(max_size=1)):
-        with refused((RuntimeError, ValueError), None, wrong):
-            wrong.load_state_dict(filled(1, 2).state_dict())
 
 
 def test_an_incomplete_or_inconsistent_state_changes_nothing():

@@ -167,31 +167,6 @@ def test_values_stay_on_disk_and_in_other_storages(folder, tmp_path):
         TensorDictMap.load(folder, storage=TensorStorage(2))
 
 
-# ----------------------------------------------------------------------------------- other folders
-
-
-def test_other_folders_are_left_alone(folder):
-    folder.mkdir()
-    thesis, storage = folder / "thesis.txt", TensorStorage(4)
-    thesis.write_text("years of work")
-    storage.extend(values(1, 2))
-    storage.save(folder / "storage")
-    filled(1).save(folder / "map")
-    for call, path, error, match in [
-        (TensorDictMap.load, folder / "nothing", FileNotFoundError, "nothing"),
-        (TensorDictMap.load, folder, FileNotFoundError, "manifest"),
-        (filled(1).save, folder, FileExistsError, "holds other files"),
-        (filled(1).save, thesis, OSError, None),
-        (TensorDictMap.load, thesis, OSError, None),
-        (TensorDictMap.load, folder / "storage", ValueError, "TensorDictMap"),
-        (filled(1).save, folder / "storage", FileExistsError, None),
-        (storage.load, folder / "map", ValueError, "TensorDictMap"),
-    ]:
-        with pytest.raises(error, match=match):
-            call(path)
-    assert sorted(os.listdir(folder)) == ["map", "storage", "thesis.txt"]
-
-
 # -------------------------------------------------------------------------- killed, and concurrent
 
 WIDTH = 500

@@ -145,18 +145,6 @@ def test_a_reader_follows_the_writer_and_writes_nothing(folder):
     reader.close()
 
 
-def test_a_reader_needs_no_write_permission(folder):
-    filled(folder).close()
-    for path in folder.iterdir():
-        path.chmod(0o444)
-    folder.chmod(0o555)
-    try:
-        with MemmapStorage.open(folder, mode="r") as reader:
-            assert numbers_in(reader.get([3, 0])) == [3, 0]
-    finally:
-        folder.chmod(0o755)
-
-
 def test_torn_rows_are_never_returned_and_the_longest_run_of_items_is_kept(folder):
     storage = filled(folder, 25, size=10)  # holds 15 to 24
     storage._files.leaves[1][[6, 7]] += 1  # items 16 and 17 are torn, as by a kill
@@ -328,14 +316,6 @@ def test_after_a_failed_first_write_the_next_one_works(folder, monkeypatch, wher
         storage = MemmapStorage(5, folder)
     storage.extend(step([1]))
     assert numbers_of(storage) == [1]
-
-
-def test_files_of_a_killed_first_write_are_overwritten(folder):
-    folder.mkdir()
-    for name in ("rows.bin", "leaf-0.bin", "leaf-7.bin", ".0123456789ab.tmp"):
-        (folder / name).write_bytes(b"half")
-    with filled(folder) as storage:
-        assert numbers_of(storage) == [0, 1, 2, 3]
 
 
 # ------------------------------------------------------------------------------------- side effects

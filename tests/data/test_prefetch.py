@@ -102,22 +102,6 @@ def wait_for(condition):
         time.sleep(0.001)
 
 
-def test_no_more_batches_are_prefetched_than_requested():
-    made = []
-    buffer = make("uniform", 3, collate_fn=lambda batch: made.append(1) or batch)
-    buffer.sample()
-    wait_for(lambda: len(made) == 4)
-    time.sleep(0.02)
-    assert len(made) == 4
-    buffer.sample()
-    wait_for(lambda: len(made) == 5)
-    buffer.extend(steps(10, 1))
-    time.sleep(0.02)
-    assert len(made) == 5  # nothing is prefetched before the next sample
-    buffer.sample()
-    wait_for(lambda: len(made) == 9)
-
-
 def test_items_written_directly_into_the_storage_are_drawn():
     buffer, plain = make("uniform", 3), make("uniform", 0)
     for _ in range(6):

@@ -1,17 +1,14 @@
 """QueryModule: from the content of some entries to a row number."""
 
-import copy
-import itertools
 import pickle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from raffia import NonTensorData, TensorClass, TensorDict
+from raffia import NonTensorData, TensorDict
 from raffia.data import CapacityError, HashToInt, QueryModule, SipHash
 
 A = [1.0, 1.0, 2.0, 1.0]
@@ -69,44 +66,7 @@ class Uncopyable:
         raise ValueError("I am only one")
 
 
-class Step(TensorClass):
-    a: torch.Tensor
-    b: torch.Tensor
-    index: torch.Tensor | None = None
-    hash: torch.Tensor | None = None
-
-
 # ------------------------------------------------------------------------------------ the keys
-
-
-@pytest.mark.parametrize(
-    "names, in_keys, expected",
-    [
-        ("a", ["a"], [0, 0, 1, 0]),
-        (["a", "b"], ["a", "b"], INDEX),
-        ([(("a",),)], ["a"], [0, 0, 1, 0]),
-        ([("n", "b"), ("n", "a")], [("n", "b"), ("n", "a")], INDEX),
-        (["a", "a"], ["a", "a"], [0, 0, 1, 0]),
-    ],
-    ids=str,
-)
-def test_only_in_keys_are_compared(names, in_keys, expected):
-    query = QueryModule(names)
-    assert query.in_keys == in_keys and list(query.hash_module) == list(dict.fromkeys(in_keys))
-    assert f"in_keys={in_keys}" in repr(query)
-    td = query(make(other=torch.randn(4)))
-    assert td["_index"].tolist() == expected and keys(td) >= {"_index", "_hash"}
-    for shape in ((2, 2), (4, 1, 1)):
-        batch = query(make().reshape(shape))
-        for key in ("_index", "_hash"):
-            assert batch[key].shape == shape and torch.equal(batch[key].flatten(), td[key])
-    for i, row in enumerate(make()):
-        assert query(row)["_index"].item() == expected[i] and row["_hash"] == td["_hash"][i]
-    for extend in (True, False):
-        empty = query(make()[:0], extend=extend)
-        assert empty["_index"].shape == empty["_hash"].shape == (0,)
-        assert empty["_index"].dtype == empty["_hash"].dtype == torch.int64
-    assert query(make().reshape(2, 2)[:0])["_index"].shape == (0, 2)
 
 
 @pytest.mark.parametrize("name, key", [("i", "i"), (("i",), "i"), (("n", "i"), ("n", "i"))])
@@ -117,29 +77,6 @@ def test_out_keys_may_be_nested(name, key):
     out = query(td, clone=True)
     assert keys(td) == keys(make()) and keys(out) == keys(td) | {*query.out_keys}
     assert out[key].tolist() == [0, 0, 1, 0] and out[key].dtype == torch.int64
-
-
-def test_out_keys_are_written_over_or_left_alone():
-    old = torch.zeros(4)
-    td = QueryModule("a")(make(_index=torch.full((4,), 9), _hash=old), write_hash=False)
-    assert td["_index"].tolist() == [0, 0, 1, 0] and td["_hash"] is old
-    td = QueryModule("a")(td)
-    assert td["_hash"].dtype == torch.int64 and not td["_hash"].requires_grad
-    assert keys(QueryModule("a")(make(), write_hash=False)) == keys(make()) | {"_index"}
-    for key in ("_index", "_hash"):
-        assert keys(QueryModule("a").select_out_keys(key)(make())) == keys(make()) | {key}
-
-
-def test_clone_of_the_call_overrides_that_of_the_constructor():
-    for constructor, call in itertools.product([False, True], [None, False, True]):
-        query, td = QueryModule("a", clone=constructor), make()
-        before = state(td)
-        out = query(td, clone=call)
-        if constructor if call is None else call:
-            assert out is not td and state(td) == before
-            assert all(out[key] is td[key] for key in before[1])  # a shallow copy
-        else:
-            assert out is td
 
 
 # ----------------------------------------------------------------------------------- components
@@ -253,16 +190,6 @@ def test_numbers_equal_those_of_a_dict(pairs, cut):
         assert index(query, td) == expected
 
 
-def test_each_key_is_hashed_by_itself_and_in_order():
-    query = QueryModule(["x", "y"])
-    assert isinstance(query.aggregator, SipHash) and isinstance(query.hash_to_int, HashToInt)
-    pairs = [([[1, 2]], [[3]]), ([[1]], [[2, 3]]), ([[1]], [[2]]), ([[2]], [[1]])]
-    for i, (x, y) in enumerate(pairs):
-        td = TensorDict({"x": torch.tensor(x), "y": torch.tensor(y)}, [1])
-        assert index(query, td) == [i]
-        assert (QueryModule(["y", "x"]).hash(td) != query.hash(td)).all()
-
-
 # ------------------------------------------------------------------------------------- mistakes
 
 
@@ -324,31 +251,6 @@ def test_no_keys_and_locked_containers_are_refused():
 
 
 # ---------------------------------------------------------------------------------- as a module
-
-
-def through_file(query, other, tmp_path):
-    save_file(query.state_dict(), tmp_path / "state.safetensors")
-    other.load_state_dict(load_file(tmp_path / "state.safetensors"))
-    return other
-
-
-COPIES = {
-    "deepcopy": lambda query, other, tmp_path: copy.deepcopy(query),
-    "pickle": lambda query, other, tmp_path: pickle.loads(pickle.dumps(query)),
-    "state": through_file,
-    "float16": lambda query, other, tmp_path: copy.deepcopy(query).to(torch.float16),
-}
-
-
-@pytest.mark.parametrize("kind", COPIES)
-def test_copies_have_the_same_rows_and_share_nothing(kind, tmp_path):
-    query, other = (QueryModule(["a", "b"], hash_module=[SipHash(), Plus(n)]) for n in (1, 7))
-    index(query, make())
-    index(other, make(a=torch.zeros(4)))
-    found = COPIES[kind](query, other, tmp_path)
-    assert index(found, make()[[3, 2, 0]], extend=False) == [2, 1, 0]
-    assert index(found, make(a=torch.zeros(4))) == [3, 3, 3, 4] and len(query.hash_to_int) == 3
-    assert torch.equal(found.hash(make()), query.hash(make()))
 
 
 @pytest.mark.gpu

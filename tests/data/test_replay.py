@@ -376,17 +376,6 @@ def test_an_invalid_state_changes_nothing(tmp_path):
         buffer.load(tmp_path / "big")
 
 
-def test_states_with_and_without_a_generator_do_not_mix():
-    seeded, plain = uniform(), ReplayBuffer(storage=TensorStorage(10))
-    with pytest.raises(ValueError, match="the state has a generator, but the buffer has none"):
-        plain.load_state_dict(seeded.state_dict())
-    with pytest.raises(ValueError, match="the buffer has a generator, but the state has none"):
-        seeded.load_state_dict(plain.state_dict())
-    plain.generator = rng(5)
-    plain.load_state_dict(seeded.state_dict())
-    assert torch.equal(plain.generator.get_state(), rng(0).get_state())
-
-
 def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path):
     for saved, kind in itertools.permutations(["prioritized", "epochs", "uniform"], 2):
         buffer, other = KINDS[saved](TensorStorage(10)), KINDS[kind](TensorStorage(10))
@@ -407,36 +396,6 @@ def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path):
 
 
 # ---------------------------------------------------------- state and storage saved separately
-
-
-@pytest.mark.parametrize("more", [0, 3, 8, 25])  # 8: the ring wraps; 25: nothing is known of it
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_may_be_older_than_the_storage(tmp_path, kind, more):
-    with MemmapStorage(10, tmp_path) as storage:
-        buffer = KINDS[kind](storage)
-        buffer.extend(steps(0, 4))
-        if hasattr(buffer, "priorities"):
-            buffer.update_priority(torch.arange(4), torch.tensor([0.0, 9.0, 0.0, 4.0]))
-        buffer.sample(2)
-        state = buffer.state_dict(items=False)
-        for first in range(4, 4 + more):
-            buffer.extend(steps(first, 1))
-    with MemmapStorage(10, tmp_path) as storage:
-        buffer = KINDS[kind](storage)
-        buffer.load_state_dict(state)
-        live = range(max(0, 4 + more - 10), 4 + more)
-        if hasattr(buffer, "priorities"):  # the new ones have the largest
-            chances = buffer.priorities.state_dict()["chances"]
-            known = [1e-8, 9 + 1e-8, 1e-8, 4 + 1e-8]
-            largest = 4 + 1e-8 if (kind, more) == ("highest", 8) else 9 + 1e-8  # 1 is lost there
-            for item in live:
-                expected = known[item] if item < 4 else largest
-                assert chances[item % 10].item() == pytest.approx(expected**0.6)
-        for _ in range(6):
-            assert drawn(buffer, 20) <= set(live)
-        assert buffer.extend(steps(4 + more, 2)).tolist() == [4 + more, 5 + more]
-        found = [buffer.sample(20)["index"] for _ in range(30)]
-        assert {4 + more, 5 + more} <= set(torch.cat(found).tolist())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -468,25 +427,6 @@ def test_items_lost_in_a_crash_are_forgotten():
     buffer.storage.erase(torch.tensor([2, 3, 4]))  # the oldest, overwritten by what was lost
     buffer.load_state_dict(state)
     assert drawn(buffer) == set(range(5, 12))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_reader_follows_the_writer(tmp_path, kind):
-    with MemmapStorage(10, tmp_path) as storage:
-        storage.extend(steps(0, 4))
-        reader = KINDS[kind](MemmapStorage(10, tmp_path, mode="r"))
-        for first, n in ((4, 3), (7, 8), (15, 31)):
-            reader.sample(3)
-            storage.extend(steps(first, n))
-            live = set(range(max(0, first + n - 10), first + n))
-            batches = [reader.sample(20) for _ in range(30)]
-            found = set(torch.cat([batch["index"] for batch in batches]).tolist())
-            assert found == live or kind == "epochs"
-            for batch in batches:
-                assert torch.equal(batch["obs"][:, 0], batch["index"].float())
-            assert set(batches[-1]["index"].tolist()) <= live
-            if hasattr(reader, "priorities"):
-                assert reader.update_priority(batches[-1]["index"], 2.0) == 0
 
 
 # ------------------------------------------------------------------------------------- threads

@@ -116,22 +116,6 @@ def test_equal_numbers_are_equal_words(version, dtype):
         assert back.isnan().all()
 
 
-def test_many_rows_in_chunks(version):
-    x = torch.arange(3 * 9001).view(9001, 3).to(torch.int16)
-    words = packed([x, x[:, :1]])
-    assert [row.numpy().tobytes() for row in words] == [
-        padded_bytes(row.numpy().tobytes(), row[:1].numpy().tobytes()) for row in x
-    ]
-
-
-def test_no_rows_and_empty_rows(version):
-    assert packed([torch.zeros(N, 0), torch.arange(N)]).tolist() == [[i] for i in range(N)]
-    for shape, words in (((N, 0), (N, 0)), ((0, A), (0, 2))):
-        values = packed([torch.zeros(shape)])
-        (back,) = unpacked(values, [RowLayout(torch.float32, shape[1:])])
-        assert values.shape == words and back.shape == shape
-
-
 # Mistakes
 
 

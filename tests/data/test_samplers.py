@@ -42,12 +42,6 @@ def chance_of(sampler, n):
 # ------------------------------------------------------------- with and without replacement
 
 
-def test_random_items_are_uniform_and_may_repeat():
-    items = RandomSampler().draw(50_000, range(100, 140), rng()).items
-    assert items.dtype is torch.int64 and items.min() == 100 and items.max() == 139
-    assert is_plausible(items - 100, torch.full((40,), 50_000 / 40))
-
-
 @pytest.mark.parametrize("n", [1, 3, 10, 15, 20])  # of 20: below half, above, all
 def test_without_replacement_items_are_uniform_and_do_not_repeat(n):
     sampler, generator = RandomSampler(replacement=False), rng()
@@ -75,19 +69,6 @@ def test_draws_come_from_the_generator_or_from_the_global_one():
         assert torch.equal(state, torch.get_rng_state())  # the global one was left alone
 
 
-@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
-def test_an_epoch_has_every_item_once(drop_last, sizes):
-    sampler, generator, orders = SamplerWithoutReplacement(drop_last=drop_last), rng(), set()
-    for _ in range(3):
-        epoch = [sampler.draw(4, range(5, 15), generator) for _ in sizes]
-        items = torch.cat([draw.items for draw in epoch]).tolist()
-        assert [len(draw.items) for draw in epoch] == sizes
-        assert [draw.ends_epoch for draw in epoch] == [False] * (len(sizes) - 1) + [True]
-        assert len(set(items)) == len(items) and set(items) <= set(range(5, 15))
-        orders.add(tuple(items))
-    assert len(orders) == 3
-
-
 def test_added_items_are_drawn_in_the_next_epoch_and_overwritten_ones_never():
     sampler = SamplerWithoutReplacement(shuffle=False)
     for n, live, expected in [
@@ -106,14 +87,6 @@ def test_added_items_are_drawn_in_the_next_epoch_and_overwritten_ones_never():
 class Oldest(Sampler):
     def draw(self, n, live, generator=None):
         return Draw(torch.arange(live.start, live.start + n), {})
-
-
-def test_a_custom_sampler_needs_draw_only():
-    sampler = Oldest()
-    sampler.added(range(3))
-    sampler.clear()
-    sampler.load_state_dict(sampler.state_dict())
-    assert sampler.draw(2, range(3, 9)).items.tolist() == [3, 4]
 
 
 # ----------------------------------------------------------------------------------- by priority
@@ -178,22 +151,6 @@ def test_the_weights_of_equal_priorities_are_exactly_one():
     assert set(sampler.draw(500, range(100)).info["priority_weight"].tolist()) == {1.0}
 
 
-def test_a_new_item_has_the_largest_priority_ever_or_of_the_current_items():
-    options = {"stratified": True, "max_priority_within_buffer": True}
-    ever = PrioritizedSampler(3, alpha=1.0, beta=1.0, eps=0.0, stratified=True)
-    here = PrioritizedSampler(3, alpha=1.0, beta=1.0, eps=0.0, **options)
-    for sampler, expected in ((ever, [1 / 7, 2 / 7, 4 / 7]), (here, [1 / 5, 2 / 5, 2 / 5])):
-        sampler.added(range(2))
-        sampler.update_priority(torch.tensor([0, 1]), torch.tensor([4.0, 2.0]))
-        sampler.update_priority(torch.tensor([0]), 1.0)
-        sampler.added(range(2, 3))  # 4, or 2
-        assert chance_of(sampler, 3) == pytest.approx(expected, abs=1e-3)
-    here.update_priority(torch.tensor([0, 1]), torch.tensor([9.0, 1.0]))
-    here.added(range(3, 4))  # in place of item 0, whose 9 no longer counts: 2
-    counts = torch.bincount(here.draw(1000, range(1, 4), rng()).items) / 1000
-    assert counts.tolist() == pytest.approx([0, 1 / 5, 2 / 5, 2 / 5], abs=1e-2)
-
-
 def test_a_changed_alpha_applies_to_all_items():
     sampler = prioritized_sampler([1.0, 16.0, 81.0], alpha=0.5, stratified=True)
     sampler.alpha = 0.25
@@ -231,16 +188,6 @@ def test_items_that_were_overwritten_are_left_out_and_counted():
     weights = draw.info["priority_weight"].tolist()
     weight = dict(zip(draw.items.tolist(), weights, strict=True))
     assert weight == pytest.approx({3: 1.0, 4: 1.0, 5: 1 / 7, 6: 1 / 7})
-
-
-def test_index_and_priority_in_other_forms():
-    sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0, eps=0.0, stratified=True)
-    sampler.added(range(3))
-    sampler.update_priority(0, 2.0)
-    index = torch.tensor([[1], [2], [1]], dtype=torch.int32)
-    sampler.update_priority(index, torch.tensor([[9], [5], [3]]))  # the last counts
-    assert chance_of(sampler, 3) == pytest.approx([0.2, 0.3, 0.5], abs=1e-3)
-    assert sampler.update_priority(torch.tensor([], dtype=torch.int64), torch.tensor([])) == 0
 
 
 def update(index, priority):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raffia import LazyStackedTensorDict, TensorDict
+from raffia import TensorDict
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
@@ -138,38 +138,6 @@ def test_each_frame_is_stored_once_and_copied_once():
     assert obs.untyped_storage().nbytes() == 7 * (4 + 3) * 6 * 5
 
 
-def test_nested_observations_of_which_some_are_stacked():
-    buffer = make(
-        observation_keys=[("obs", "pixels"), ("obs", "speed"), "legal"],
-        n_step=0,
-        frame_stack={("obs", "pixels"): 2, ("obs", "speed"): 3},
-    )
-    obs = torch.arange(1, 5)
-
-    def state(x):
-        return {"obs": {"pixels": x, "speed": x * 10.0}, "legal": torch.stack([x, -x], 1)}
-
-    flags = {"terminated": torch.arange(3)[:, None] == 2, "truncated": torch.zeros(3, 1).bool()}
-    buffer.extend(TensorDict(state(obs[:3]) | flags | {"next": state(obs[1:])}, batch_size=[3]))
-    window = buffer.read(torch.tensor([1]))
-    assert window["obs", "pixels"].tolist() == [[[1, 2], [2, 3], [3, 4]]]
-    assert window["obs", "speed"].tolist() == [[[10, 10, 20], [10, 20, 30], [20, 30, 40]]]
-    assert window["legal"].tolist() == [[[2, -2], [3, -3], [4, -4]]]
-    assert window["terminated"].shape == (1, 3, 1)  # flags may have a last dimension of one
-
-
-def test_forms_of_steps():
-    buffer, other = make(), make()
-    both = [steps_of(2, end="truncated"), steps_of(2, first_obs=50, end="terminated")]
-    buffer.extend(LazyStackedTensorDict.lazy_stack(both, 1), env=[4, 1])
-    other.extend(torch.stack(both, 1), env=torch.tensor([4, 0, 1, 0])[::2])
-    index = torch.arange(4)
-    assert same_samples(buffer.read(index), other.read(index))
-    buffer.extend(steps_of(3).exclude("next"), env=1)  # needed only where an episode ends
-    buffer.add(steps_of(1, first_obs=3, end="terminated")[0], env=1)
-    assert len(buffer) == 8
-
-
 @pytest.mark.parametrize("end", [None, "terminated", "truncated"])
 def test_windows_of_any_length_end_at_the_last_known_step(end):
     buffer = make(unroll_steps=1, n_step=0)
@@ -190,45 +158,12 @@ def test_windows_of_any_length_end_at_the_last_known_step(end):
 # -------------------------------------------------------------------------------- priorities
 
 
-def test_draws_and_weights_follow_priorities():
-    buffer = make(alpha=0.5, beta=1.0, eps=0.0, generator=rng())
-    buffer.extend(steps_of(4, end="terminated"), priority=torch.tensor([1.0, 4.0, 9.0, 4.0]))
-    batch = buffer.sample(8000)
-    counts = batch["index"].bincount(minlength=4)
-    assert_close(counts / 8000, torch.tensor([1, 2, 3, 2]) / 8, atol=0.02, rtol=0)
-    weights = batch["priority_weight"]
-    assert_close(weights, torch.tensor([1, 1 / 2, 1 / 3, 1 / 2])[batch["index"]])
-    buffer.beta = 0.0
-    assert buffer.sample(5)["priority_weight"].tolist() == [1.0] * 5
-    for replacement in (True, False):  # weights of the batch
-        options = {"alpha": 0.5, "beta": 1.0, "eps": 0.0, "importance": "batch"}
-        buffer = make(replacement=replacement, **options)
-        priority = torch.tensor([1.0, 4.0, 9.0, 100.0])
-        buffer.extend(steps_of(4, end="terminated"), priority=priority)
-        for _ in range(20):
-            batch = buffer.sample(2)
-            chance = priority[batch["index"]].sqrt()
-            assert_close(batch["priority_weight"], chance.min() / chance)
-
-
 def test_with_replacement_none_starts_differ_if_there_are_enough():
     buffer = make(alpha=1.0, beta=1.0, replacement=None)
     buffer.extend(steps_of(4, end="terminated"))
     assert len(buffer.sample(9)["index"]) == 9
     for _ in range(20):  # a single draw gives different ones once in ten times
         assert len(buffer.sample(4)["index"].unique()) == 4
-
-
-def test_without_replacement_the_first_draw_follows_the_priorities():
-    options = {"alpha": 1.0, "beta": 0.0, "eps": 0.0, "replacement": False}
-    buffer = make(**options, generator=rng())
-    buffer.extend(steps_of(3, end="terminated"), priority=torch.tensor([1.0, 2.0, 5.0]))
-    batches = torch.stack([buffer.sample(2)["index"] for _ in range(600)])
-    assert (batches[:, 0] != batches[:, 1]).all()
-    first = batches[:, 0].bincount() / 600
-    assert_close(first, torch.tensor([1, 2, 5]) / 8, atol=0.05, rtol=0)
-    second = batches[batches[:, 0] == 2, 1].bincount(minlength=3).float()
-    assert_close(second / second.sum(), torch.tensor([1 / 3, 2 / 3, 0]), atol=0.07, rtol=0)
 
 
 # --------------------------------------------------------------------------- reading and writing

@@ -40,39 +40,6 @@ def steps_of(num_steps, num_envs, first=0, ends=(), shape=()):
 PRIORITIES = dict(alpha=0.7, beta=1.0, importance="buffer")
 
 
-def test_each_shard_has_the_rows_of_its_environments():
-    replay = make(3)
-    index = replay.extend(steps_of(9, 6))
-    assert index.unique().numel() == 54 and (index % 3 == torch.arange(6) % 3).all()
-    for shard in range(3):
-        found = replay.shards[shard].sample(50)["obs"][:, 0] // 1000
-        assert set(found.tolist()) == {shard, shard + 3}
-    sample = replay.sample(12)
-    assert (sample["obs"][:, 0] // 1000 % 3).tolist() == sorted([0, 1, 2] * 4)
-    assert (sample["index"] % 3).tolist() == sorted([0, 1, 2] * 4)
-    # A number belongs to the step it was returned for.
-    steps = steps_of(9, 6)["obs"]
-    for number, observations in zip(sample["step_index"], sample["obs"], strict=True):
-        assert [int(steps[index == one]) for one in number] == observations.tolist()
-
-
-def test_numbers_read_their_steps_in_any_order():
-    replay, steps = make(2, unroll_steps=2), steps_of(6, 4, ends=[(5, 1), (3, 2)])
-    index = replay.extend(steps)
-    wanted = index[:4].flatten()[torch.randperm(16, generator=torch.Generator().manual_seed(0))]
-    assert replay.contains(wanted).all() and not replay.contains(torch.tensor([-1, -2, 999])).any()
-    found = replay.read(wanted)
-    assert_close(found["index"], wanted)
-    by_number = dict(zip(index.flatten().tolist(), steps["obs"].flatten().tolist(), strict=True))
-    assert found["obs"][:, 0].tolist() == [by_number[one] for one in wanted.tolist()]
-    assert (found["step_index"][~found["valid"]] == -1).all() and (~found["valid"]).any()
-    sample = replay.sample(8)  # ages are in rows of all shards
-    time = {int(number): row for row in range(6) for number in index[row]}
-    ages = sample["total"] - sample["index"]
-    for number, age in zip(sample["index"].tolist(), ages.tolist(), strict=True):
-        assert 4 * (5 - time[number]) < age <= 4 * (6 - time[number]) + 2
-
-
 @pytest.mark.parametrize("stack", [1, 3])
 def test_updated_entries_are_read_and_drawn(stack):
     replay = make(2, frame_stack=stack, alpha=0.6, beta=0.4)
@@ -85,17 +52,6 @@ def test_updated_entries_are_read_and_drawn(stack):
     is_step = again["valid_step"]
     assert_close(again["value"][is_step], rows[is_step].float() + 0.5)
     assert_close(again["obs"], sample["obs"])
-
-
-def test_priorities_go_to_the_shard_of_the_step():
-    replay = make(2, alpha=1.0, beta=0.5, eps=0.0)
-    index = replay.extend(steps_of(5, 4))
-    replay.update_priority(index[:4].flatten(), torch.zeros(16))
-    assert replay.update_priority(index[1:3, 3], torch.tensor([1.0, 3.0])) == 0
-    replay.update_priority(index[2, 0], 1.0)
-    drawn = replay.sample(4000)["index"].bincount(minlength=20)
-    assert drawn[index[2, 0]] == 2000 and drawn[index[1:3, 3]].sum() == 2000
-    assert 1400 < drawn[index[2, 3]] < 1600
 
 
 def uneven(num_shards, **options):

@@ -7,7 +7,6 @@ import copy
 import pickle
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -79,17 +78,6 @@ def test_a_copy_continues_the_same_and_shares_nothing(make, copied, prefetch):
     expected = history(same)
     for found in (history(other), history(buffer)):  # the first does not change the second
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-
-
-def test_a_copy_has_a_separate_lock():
-    buffer = filled(MAKE["by priority"])
-    other = copy.deepcopy(buffer)
-    with buffer._lock:
-        thread = threading.Thread(target=other.sample)
-        thread.start()
-        thread.join(20)
-        assert not thread.is_alive()
-    assert other.sampler.lock is other._lock and other.priorities is other.sampler
 
 
 WORKER = """
@@ -166,22 +154,3 @@ def test_a_storage_on_disk_is_sent_as_a_reader_or_not_at_all(tmp_path):
         buffer.extend(items(0, 4))
         with pytest.raises(TypeError, match="cannot be sent to another process.*Send batches"):
             pickle.dumps(buffer)
-
-
-# --------------------------------------------------------------------- separate generators
-
-
-@MADE
-def test_prefetch_without_a_generator_makes_its_own(make):
-    def drawn(seed, disturbed):
-        torch.manual_seed(seed)
-        buffer, found = make(prefetch=2, batch_size=4), []
-        buffer.extend(items(0, 9))
-        for _ in range(6):
-            if disturbed:
-                torch.rand(3)  # others' numbers do not change these
-            found.append(buffer.sample()["index"].tolist())
-        return found
-
-    assert drawn(5, False) == drawn(5, True) != drawn(6, False)
-    assert make().generator is None  # which draws from the global one

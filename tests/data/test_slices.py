@@ -76,15 +76,6 @@ def test_slices_stay_within_one_episode_and_all_starts_are_drawn(by, key, storag
     assert {first + i for i in starts} <= drawn
 
 
-def test_steps_without_ends_get_them():
-    buffer = buffer_of(SliceSampler(slice_len=2, traj_key="episode"))
-    steps = episodes(2, 5)
-    buffer.extend(steps.select("at", "episode"))
-    after = buffer.sample(4)["next"]
-    assert after["terminated"].tolist() == [[False]] * 4
-    assert after["done"].tolist() == after["truncated"].tolist() == [[False], [True]] * 2
-
-
 def test_episodes_and_the_starts_in_each_are_uniform():
     sampler = SliceSampler(slice_len=2, traj_key="episode", truncated_key=None)
     buffer = buffer_of(sampler)
@@ -181,18 +172,6 @@ def test_the_documented_example_of_slices_by_priority(storage):
     least = EPSILON**0.63
     assert least == pytest.approx(9.120110917137936e-06)
     assert_close(sorted(weights), [least * 3**-0.63, least], rtol=1e-5, atol=0)
-
-
-def test_slices_are_drawn_by_the_priority_of_their_first_step():
-    buffer = prioritized(20, alpha=1.0, beta=0.5, eps=0.0, slice_len=3, importance="batch")
-    priority = torch.tensor([1.0, 2, 3, 9, 9, 4, 0, 9, 9, 9, 9])
-    buffer.update_priority(buffer.extend(episodes(5, 4, 2)), priority)
-    slices = checked(buffer.sample(30_000), 3)
-    start = slices["index"][:, 0]
-    expected = torch.tensor([1.0, 2, 3, 0, 0, 4, 0]) / 10
-    assert_close(start.bincount(minlength=7) / 10_000, expected, atol=0.02, rtol=0)
-    weight = (1 / priority[start]).sqrt()[:, None].expand(-1, 3)
-    assert_close(slices["priority_weight"], weight)
 
 
 # --------------------------------------------------------------------------------- all samplers

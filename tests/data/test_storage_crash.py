@@ -177,22 +177,6 @@ def die_at(files, cut):
         files._put = put
 
 
-def test_an_interrupted_write_is_finished(tmp_path, monkeypatch):
-    storage = MemmapStorage(4, tmp_path / "rows")
-    storage.extend(step(range(4)))
-    real = storage._files._put
-
-    def interrupted(index, marks, leaves):
-        storage._files.leaves[0][index] = leaves[0]
-        monkeypatch.setattr(storage._files, "_put", real)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(storage._files, "_put", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        storage.set([1, 2], step([11, 12]))
-    assert numbers_in(storage.get(slice(None))) == [0, 11, 12, 3]
-
-
 # ----------------------------------------------------------------------------------- loss of power
 
 

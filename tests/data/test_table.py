@@ -3,8 +3,6 @@
 Any operations in any order are in test_table_properties.py.
 """
 
-import copy
-import pickle
 import random
 
 import pytest
@@ -103,18 +101,6 @@ def test_a_table_that_cannot_grow_is_unchanged(monkeypatch):
     with pytest.raises(MemoryError):
         table.insert(torch.arange(5, 100))
     assert len(table) == table.high == 10 and table.insert(tensor([50, 3])).tolist() == [10, 3]
-
-
-def test_a_copied_table_continues_the_same(table_of):
-    table = table_of(2)
-    table.insert(tensor([5, 6, 7]), torch.ones(3, 2).long())
-    table.remove(tensor([1]))
-    for one in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
-        rows = one.insert(tensor([7, 20, 21]), torch.ones(3, 2).long())
-        assert rows.tolist() == [2, 1, 3] and rows.device == one.device == table.device
-    assert len(table) == 2 and table.lookup(tensor([9]), torch.ones(1, 2).long(), missing=7) == 7
-    with pytest.raises(ValueError, match=r"1 rows of 2 words must have shape \[1, 2\]; got \[1, 1"):
-        table.load_state({"hashes": tensor([7]), "free": EMPTY, "content": tensor([[3]])})
 
 
 def state_of(**state):

@@ -429,26 +429,3 @@ def test_tensors_of_different_shapes_need_a_collate_fn():
         with pytest.raises((ValueError, TypeError)):
             add(wrong)
     assert len(buffer) == 2
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.parametrize(
-    ("wrap", "collate"),
-    [
-        (lambda x: x, torch.stack),
-        (lambda x: TensorDict(x=x), torch.stack),
-        (lambda x: {"x": (x,)}, lambda found: torch.stack([item["x"][0] for item in found])),
-    ],
-    ids=["tensors", "containers", "pytrees"],
-)
-def test_a_list_is_collated_as_a_list(wrap, collate, prefetch):
-    def checked(found):
-        assert type(found) is list and len(found) == 2
-        return collate(found)
-
-    options = {"collate_fn": checked, "batch_size": 2, "prefetch": prefetch, "generator": rng()}
-    buffer = ReplayBuffer(storage=ListStorage(5), **options)
-    buffer.extend([wrap(torch.full((4,), float(i))) for i in range(3)])
-    batch, info = buffer.sample(return_info=True)
-    rows = batch["x"] if isinstance(batch, TensorDict) else batch
-    assert torch.equal(rows, info["index"][:, None].expand(2, 4).float())

@@ -67,15 +67,6 @@ def test_rows_are_the_tokens_of_transformers_and_the_agents_are_actions(home):
         assert len(prompt.tokens) - 1 in row.action_idxs  # the state of the first token
 
 
-def test_no_token_is_added_and_the_template_s_end_token_is_used(home):
-    ours = ChatTokenizer(home)
-    ends = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "llama-2": "</s>"}
-    assert ours.id_to_token(ours.eoa_token_id) == ends[home.name]
-    assert ours.num_tokens == ours._tokenizer.get_vocab_size()
-    assert ours.pad_token_id != ours.eoa_token_id
-    assert ours.decode([*ours.encode("so"), ours.eoa_token_id]) == "so"
-
-
 def test_special_tokens_in_texts_are_encoded_as_plain_text(home):
     ours = ChatTokenizer(home)
     end = ours.id_to_token(ours.eoa_token_id)
@@ -187,18 +178,6 @@ def test_dialogues_that_a_template_refuses_are_malformed_rows(tmp_path):
         DataPoint.from_obs(Dialogue([], roles=["user"]), ours)
     with pytest.raises(FileNotFoundError, match="has no chat template"):
         ChatTokenizer(write_tokenizer(tmp_path / "bare", None))
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_other_roles_count_as_the_user_s_and_the_agent_may_begin(name, tmp_path):
-    ours = ChatTokenizer(write_tokenizer(tmp_path, name))
-    as_human = [{**m, "role": m["role"].replace("user", "human")} for m in CHAT]
-    assert row_of(as_human, ours) == row_of(CHAT, ours)
-    if name != "llama-2":  # its template refuses these
-        without = [{**CHAT[0], "role": "user"}, *CHAT[1:]]
-        assert row_of(CHAT, ours).tokens != row_of(without, ours).tokens
-        row = DataPoint.from_obs(Dialogue([("hi", 1.0)]), ours)
-        assert len(row.utterance_rewards) == 1 and row.action_idxs[0] > 0
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)

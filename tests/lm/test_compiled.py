@@ -8,7 +8,6 @@ import torch
 from torch.nn.functional import gelu as torch_gelu
 from torch.testing import assert_close
 
-from raffia.lm.decoding import one_token
 from raffia.lm.decoding.one_token import CompiledLM, TokenReader, compiles
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformer_block import gelu
@@ -103,16 +102,6 @@ def test_other_models_are_left_to_torch(model):
     fc.out_features, fc.weight, fc.bias = 256, fc[0].weight, fc[0].bias
     model.h[1].fc = fc
     assert not compiles(model)
-
-
-def test_many_rows_are_left_to_torch(monkeypatch):
-    compiled = CompiledLM.of(make_model())
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert compiled.fits(8) and not compiled.fits(one_token.MOST_ROWS + 1)
-    monkeypatch.setattr(one_token, "MOST_WORK", 100)
-    assert not compiled.fits(8)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert compiled.fits(8)
 
 
 def test_gelu_and_its_derivative_are_torchs():

@@ -1,10 +1,7 @@
 """LoRA: the same function at first, few trained parameters, and the same function when merged."""
 
-import copy
-
 import pytest
 import torch
-from torch.func import functional_call, stack_module_state
 from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -76,27 +73,6 @@ def test_the_update_is_that_of_the_paper():
     dropped = torch.nn.functional.dropout(x, 0.5)
     assert_close(found, layer.base(x) + 8.0 * dropped @ layer.down.T @ layer.up.T)
     assert_close(layer.eval()(x), layer.merged()(x))
-
-
-def test_stacked_updates_of_one_model():
-    models = [ours(), ours()]
-    models[1].load_state_dict(models[0].state_dict())
-    for seed, model in enumerate(models):
-        torch.manual_seed(seed)
-        add_lora(model, rank=2)
-        for name, parameter in model.named_parameters():
-            if name.endswith("up"):
-                torch.nn.init.normal_(parameter)
-    stacked, _ = stack_module_state(models)
-    found = torch.vmap(lambda p: functional_call(models[0], p, (TOKENS,)))(stacked)
-    for model, hidden in zip(models, found, strict=True):
-        assert_close(hidden, model(TOKENS))
-    fixed = {id(p): p for p in models[0].parameters() if not p.requires_grad}
-    shared = [models[0], copy.deepcopy(models[0], fixed)]  # each is merged into its own
-    torch.nn.init.normal_(shared[1].h[0].qkv.up)
-    before = [model(TOKENS) for model in shared]
-    for model, expected in zip(shared, before, strict=True):
-        assert_close(merge_lora(model)(TOKENS), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_layers_that_cannot_be_changed_are_refused():

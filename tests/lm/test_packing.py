@@ -4,31 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raffia.lm.attention import View, attend, rotate, rotation
+from raffia.lm.attention import View, attend, rotation
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.model import check_room
 from raffia.lm.packing import Packing
-
-
-def test_packed_rows_are_the_real_tokens_in_order_and_can_be_unpacked():
-    x = torch.randn(4, 5, 2)
-    packing = Packing.of(LENGTHS, 5)
-    real = (torch.arange(5) < LENGTHS[:, None])[..., None]
-    assert_close(packing.pack(x), torch.cat([x[0, :3], x[2, :4], x[3, :1]]))
-    assert packing.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
-    assert_close(packing.unpack(packing.pack(x)), x * real)
-    assert_close(packing.joined(packing.parts(packing.pack(x))), packing.pack(x))
-    dense = Packing.of(torch.tensor([5, 5, 5, 5]), 5)
-    assert dense.index is None
-    assert_close(dense.unpack(dense.pack(x)), x)
-    chosen = torch.tensor([2, 5])
-    for each, index in ((packing, ([0, 2], [2, 2])), (dense, ([0, 1], [2, 0]))):
-        found = each.unpack(each.pack(x)[chosen], chosen)
-        assert_close(found[index], x[index])
-        assert found.count_nonzero() == 4
-
-
-LENGTHS = torch.tensor([3, 0, 4, 1])
 
 
 def test_rows_of_similar_length_are_grouped():
@@ -39,14 +18,6 @@ def test_rows_of_similar_length_are_grouped():
     assert_close(parts[1][:, :37, 0], x[[0, 3], :37, 0])
     assert_close(parts[1][1, 37:, 0], x[3, 36].expand(3))  # the last real token again
     assert_close(packing.joined(parts), packing.pack(x))
-
-
-def test_rotation_is_a_product_of_complex_numbers():
-    x, positions = torch.randn(2, 3, 7, 8, dtype=torch.float64), torch.randint(50, (2, 1, 7))
-    rotated = rotate(x, rotation(positions, 8, torch.float64))
-    angle = positions[..., None] / 10000 ** (torch.arange(4.0, dtype=torch.float64) / 4)
-    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
-    assert_close(rotated, torch.cat([expected.real, expected.imag], -1))
 
 
 def filled(length=3, rows=4, attended=None):

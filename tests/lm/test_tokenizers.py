@@ -7,9 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raffia.lm.envs.wordle.data import wordle_letter_tokenizer, wordle_word_tokenizer
-from raffia.lm.envs.wordle.game import NUM_CODES, colors_of
-from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
@@ -17,21 +14,6 @@ from raffia.lm.tokenizers.tokenizer import (
     WordTokenizer,
     character_tokenizer,
 )
-
-
-def test_wordle_letters_have_the_published_ids_and_no_text_becomes_a_special_token():
-    tokenizer = wordle_letter_tokenizer()
-    assert tokenizer.encode("abcdefghijklmnopqrstuvwxyz<g><b><y>") == list(range(29))
-    assert special_ids(tokenizer) == [29, 30, 31, 32, 33, 34] and tokenizer.num_tokens == 35
-    assert [tokenizer.id_to_token(number) for number in range(29, 35)] == list(SPECIALS)
-    characters = character_tokenizer(SPECIALS)
-    for token in SPECIALS:
-        ids = characters.encode(token)
-        assert len(ids) == len(token) and characters.decode(ids) == token
-        for other in (tokenizer, WordTokenizer.from_texts(["ab"])):
-            with pytest.raises(ValueError, match="no token for"):
-                other.encode(token)
-
 
 SPECIALS = tuple(SPECIAL_TOKENS.values())
 ROLES = ("pad", "eoa", "eos", "bos", "boa", "eod")
@@ -75,27 +57,6 @@ def test_texts_and_saved_tokenizers_round_trip(tmp_path, tokenizer, texts, decod
     for number in (-1, tokenizer.num_tokens):
         with pytest.raises(KeyError, match=rf"ids are 0\.\.{tokenizer.num_tokens - 1}"):
             tokenizer.id_to_token(number)
-
-
-def test_the_longest_piece_is_taken_and_unknown_text_is_one_token():
-    assert PieceTokenizer(("a", "ab", "abc", "c", *SPECIALS)).encode("abcabac") == [2, 1, 0, 3]
-    assert character_tokenizer(["ab"], unknown="<|unk|>").encode("axxbx") == [0, 2, 1, 2]
-    assert wordle_letter_tokenizer().decode([33, 2, 29, 0, 30]) == "ca"  # without special tokens
-
-
-def test_words_and_rows_of_colors_are_one_token_each():
-    vocabulary = Vocabulary.built_in()
-    tokenizer = wordle_word_tokenizer(vocabulary)
-    assert [tokenizer.encode(word) for word in vocabulary] == [[n] for n in range(len(vocabulary))]
-    for code in range(NUM_CODES):
-        row = "".join(f"<{color}>" for color in colors_of(code))
-        assert tokenizer.encode(row) == [len(vocabulary) + code]
-        assert tokenizer.decode(tokenizer.encode(row)) == row
-    with pytest.raises(ValueError, match="no token for 'toolong' in 'toolong'"):
-        tokenizer.encode("toolong")
-    with_non_words = wordle_word_tokenizer(vocabulary, non_word="<|unk|>")
-    assert with_non_words.encode("toolong") == [with_non_words.token_to_id("<|unk|>")]
-    assert with_non_words.encode("crane") == tokenizer.encode("crane")
 
 
 @pytest.mark.parametrize(

@@ -13,25 +13,6 @@ from raffia.lm.transformer import CausalLM
 from tests.lm.test_trunks import EXACT, ROWS, padded
 from tests.lm.test_trunks import WHOLE as TOKENS
 
-
-def test_options_and_settings():
-    model = make("rotary", bias=False, dim_feedfwd=20, dropout=0.5)
-    names = {name for name, _ in model.named_parameters()}
-    assert {"wte.weight", "h.0.qkv.weight", "ln_f.weight"} <= names
-    assert not any("head" in name or "bias" in name or "wpe" in name for name in names)
-    again = CausalLM(**model.settings(), dtype=torch.float64).eval()
-    again.load_state_dict(model.state_dict())
-    assert_close(again(TOKENS), model(TOKENS), **EXACT)
-    again.train()
-    assert (again(TOKENS) - again(TOKENS)).abs().max() > 1e-3
-    half = make("rotary", dtype=torch.bfloat16)
-    assert half(TOKENS).dtype == half.new_cache(1).keys(0).dtype == torch.bfloat16
-    (tokens, mask), model = padded(ROWS), make()
-    read = torch.compile(lambda: (model(tokens, mask), model(tokens)), backend="eager")
-    for hidden in read():
-        assert_close(hidden[mask], model(tokens)[mask], **EXACT)
-
-
 HERE = Path(__file__).parent
 ORACLE = json.loads((HERE / "trunk_logits.json").read_text())
 WEIGHTS = HERE.parent / "algorithms" / "ilql" / "ilql_small.safetensors"
@@ -57,22 +38,6 @@ def oracle_model():
     return model
 
 
-def test_logits_of_any_shape_give_their_weight_a_gradient_that_is_no_view():
-    """So the embedding's gradient can be added to it in place."""
-    model = make()
-    weight = model.wte.weight
-    for shape in ((12,), (5, 12), (2, 3, 12), (0, 12)):
-        hidden = torch.randn(shape, dtype=torch.float64)
-        logits = model.logits(hidden)
-        assert_close(logits, torch.nn.functional.linear(hidden, weight), **EXACT)
-        assert logits.is_contiguous()
-        slope = torch.randn_like(logits)
-        (gradient,) = torch.autograd.grad(logits, weight, slope)
-        rows = slope.reshape(-1, 11), hidden.reshape(-1, 12)
-        assert_close(gradient, rows[0].t() @ rows[1], **EXACT)
-        assert gradient._base is None and gradient.is_contiguous()
-
-
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
 @torch.no_grad()
@@ -89,18 +54,6 @@ def test_next_tokens_of_a_batch_are_gpt2s(oracle_model, left, cached):
     expected = [[-torch.inf if x is None else x for x in case["next_log_probs"]]
                 for case in ORACLE["prompts"]]  # fmt: skip
     assert_close(logits.log_softmax(-1), torch.tensor(expected, dtype=torch.float64), **EXACT)
-
-
-@torch.no_grad()
-def test_greedy_continuation_with_a_cache_is_the_recorded_one(oracle_model):
-    for case in ORACLE["prompts"]:
-        cache, tokens, found = oracle_model.new_cache(1), torch.tensor([case["tokens"]]), []
-        for _ in case["greedy"]:
-            logits = oracle_model.logits(oracle_model(tokens, cache=cache)[:, -1])
-            logits[:, ORACLE["pad_token_id"]] = -torch.inf
-            tokens = logits.argmax(-1, keepdim=True)
-            found.append(int(tokens))
-        assert found == case["greedy"]
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
@@ -137,37 +90,6 @@ def test_stacked_models_are_the_models_one_by_one():
             assert_close(hidden[mask], model(tokens)[mask], **EXACT)
 
 
-def test_bfloat16_by_autocast():
-    model, (tokens, mask) = make(dtype=torch.float32), padded(ROWS, left=True)
-    exact = model(tokens, mask)[mask]
-    cache = model.new_cache(3)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_close(model(tokens, mask)[mask].float(), exact, rtol=0.1, atol=0.1)
-        model(*padded(ROWS)).sum().backward()
-        with torch.no_grad():
-            cached = model(tokens, mask, cache=cache)[mask]
-            model(tokens[:, :1], cache=cache)
-    assert_close(cached.float(), exact, rtol=0.1, atol=0.1)
-    assert model.wte.weight.grad.dtype == torch.float32
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_checkpointing_changes_no_gradient(dropout):
-    model, (tokens, mask) = make(dropout=dropout).train(), padded(ROWS)
-    other = {n: p.detach() * 1.1 for n, p in model.named_parameters()}
-
-    def gradients(again):
-        """Gradients of parameters that are swapped in for the call, as a learner does."""
-        model.gradient_checkpointing = again
-        leaves = {n: p.clone().requires_grad_() for n, p in other.items()}
-        torch.manual_seed(3)
-        hidden = functional_call(model, leaves, (tokens, mask))
-        return torch.autograd.grad(hidden.square().sum(), list(leaves.values()))
-
-    for plain, recomputed in zip(gradients(False), gradients(True), strict=True):
-        assert_close(recomputed, plain, **EXACT)
-
-
 def test_checkpointing_saves_fewer_activations():
     model = make(n_layer=4)
 
@@ -180,18 +102,6 @@ def test_checkpointing_saves_fewer_activations():
         return sum(sizes)
 
     assert num_saved(True) < 0.5 * num_saved(False)
-
-
-def test_initial_weights():
-    model = CausalLM(500, n_layer=8, n_head=2, n_embd=64)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            assert not parameter.any()
-        elif parameter.dim() == 1:
-            assert (parameter == 1).all()
-        else:
-            expected = 0.02 / 4 if name.endswith(("proj.weight", "out.weight")) else 0.02
-            assert 0.9 < float(parameter.detach().std()) / expected < 1.1, name
 
 
 @torch.no_grad()

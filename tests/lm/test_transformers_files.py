@@ -107,33 +107,6 @@ def test_transformers_loads_it_and_makes_prompts_equal_to_rows(kind, tmp_path):
     assert load_tokenizer(tmp_path) == ours
 
 
-def byte_level():
-    theirs = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=None))
-    theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    theirs.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
-    theirs.train_from_iterator(["hello there, how are you there"] * 3, trainer)
-    theirs.post_processor = tokenizers.processors.TemplateProcessing(
-        single="h $A", special_tokens=[("h", theirs.token_to_id("h"))]
-    )
-    return theirs
-
-
-def test_their_tokenizer_is_saved_without_marks_that_no_row_has(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    byte_level().save(str(tmp_path / "own.json"))
-    ours = HFTokenizer(tmp_path / "own.json", add_missing=True)
-    save_for_transformers(ours, tmp_path / "out", max_length=16)
-    their = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    for text in ("hello there", " you é", ""):
-        assert their(text).input_ids == ours.encode(text)
-        assert their.decode(ours.encode(text)) == text
-    sequence = [("hello", None), (" there", 0.0), ("you", None)]
-    check_of(ours, their, sequence, ("user", "assistant", "user"))
-    assert load_tokenizer(tmp_path / "out").encode("hello") == ours.encode("hello")
-
-
 def test_other_special_names_and_no_template_where_encoding_depends_on_the_start(tmp_path):
     model = tokenizers.models.WordLevel({"▁hi": 0, "hi": 1, "[PAD]": 2}, unk_token="hi")
     theirs = tokenizers.Tokenizer(model)

@@ -111,27 +111,6 @@ def test_trees_of_extreme_numbers_are_equal_bit_for_bit(gumbel):
         assert_same(*trees)
 
 
-def test_a_mask_that_the_model_gives_late_is_used_by_both():
-    """Only some answers hold a mask: before the first, all actions are legal."""
-
-    class Late:
-        def __init__(self) -> None:
-            self.table, self.calls = random_table(3, illegal=0.5, over=0.3), 0
-
-        def __call__(self, embedding, action):
-            output, after = self.table(embedding, action)
-            self.calls += 1
-            return output if self.calls % 3 == 0 else output._replace(mask=None), after
-
-    root = random_table(3).root(STATES)
-    trees = [
-        search(root, Late(), num_simulations=20, backend=name) for name in ("reference", "compiled")
-    ]
-    assert_same(*trees)
-    assert not trees[0].data["mask"].all()
-    assert trees[0].data["ended"].any()
-
-
 @pytest.mark.slow  # tracing the loop takes most of it
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_the_reference_is_the_same_under_torch_compile():

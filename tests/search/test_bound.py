@@ -137,16 +137,6 @@ def test_a_model_that_declines_or_would_have_to_write_more_is_called():
         assert_same(tree, search(root, table, num_simulations=9, **options))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_players_of_a_bound_model_take_turns(backend):
-    table, settings = Renamed(random_table(2)), {"num_simulations": 15, "backend": backend}
-    root = table.root(STATES)._replace(to_play=torch.tensor([1, 2, 2, 1]))
-    bound = search(root, InMemory(table), **settings)
-    assert_same(bound, search(root, table, **settings))
-    assert set(bound.data["to_play"][bound.data["visits"] > 0].tolist()) == {1, 2}
-    assert (bound.data["discount"][:, 1:] < 0).all()
-
-
 def nothing(context, rows):
     """The step of a model whose outputs are in memory already."""
 

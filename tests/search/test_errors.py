@@ -95,16 +95,6 @@ def test_a_root_with_nan_or_infinity_is_refused(fields, match):
         refused(lambda backend=backend: run(root(**fields), backend=backend), ValueError, match)
 
 
-def test_nan_logits_of_illegal_actions_are_ignored():
-    here = root(
-        prior_logits=but(torch.zeros(B, A), (2, 1), NAN), mask=but(bools(B, A), (2, 1), False)
-    )
-    for backend in BACKENDS:
-        tree = run(here, backend=backend)
-        assert not tree.data["prior"].isnan().any()
-        assert tree.visits_of_root()[2, 1] == 0
-
-
 # -- everything else: (call, error, match)
 
 

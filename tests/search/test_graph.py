@@ -130,16 +130,6 @@ def test_summary_fits_in_100_columns(seed):
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
 
-def test_summary_of_a_chain_and_names_on_their_line():
-    chain = made_tree([(row, 0, 300 - row, 0.5, 0.0) for row in range(299)], num_actions=2)
-    lines = chain.summary(max_nodes=299).splitlines()
-    assert max([len(line) for line in lines]) <= 100
-    assert sum([" 100% " in line for line in lines]) >= 298
-    lines = small_tree().summary(action_names=["a\nb", "c\td", "e\x1bf", ""]).splitlines()
-    assert any(["a?b" in line for line in lines]) and any(["c?d" in line for line in lines])
-    assert len(lines) == 15
-
-
 # ------------------------------------------------------------------------ graph
 
 
@@ -178,14 +168,6 @@ def test_graph_agrees_with_the_arrays():
     assert (first, rest) == ("root 1", tree[1:].summary(0).split(":", 1)[1])
 
 
-def test_graph_counts_only_legal_actions_as_untried():
-    mask = torch.ones(8, 4, dtype=torch.bool)
-    mask[0, 2] = False
-    mask[1, 1] = False
-    graph = small_tree(mask=mask).to_graph()
-    assert [graph.node(row).num_untried for row in (0, 1, 2)] == [0, 1, 3]
-
-
 def test_graph_of_sampled_actions_has_their_values():
     actions = torch.tensor([[0.5, -1.0], [0.25, 0.0], [0.0, 2.0], [1.0, 1.0]]).repeat(8, 1, 1)
     graph = small_tree(actions=actions).to_graph()
@@ -204,12 +186,6 @@ def test_graph_as_json():
 
 
 # ------------------------------------------------------------------------ the most visited part
-
-
-def test_most_visited_part_of_a_tree_is_the_nodes_of_most_visits():
-    graph = small_tree().to_graph()
-    assert graph.most_visited(5) == [0, 1, 3, 2, 6]  # 6 and 7 have two visits, 6 is on the path
-    assert sorted(graph.most_visited(100)) == list(range(8))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -237,6 +213,3 @@ def test_invalid_calls_are_refused(show):
         with pytest.raises(ValueError, match="max_nodes=0 must be at least 1"):
             show(small_tree(), max_nodes=0)
     assert small_tree().to_graph(torch.tensor(0)).root == 0
-
-
-# ------------------------------------------------------------------------ mistakes

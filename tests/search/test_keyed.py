@@ -4,10 +4,8 @@ import functools
 
 import pytest
 import torch
-from torch import nn
 
 from raffia import NonTensorData, TensorDict
-from raffia.nn import set_skip_existing
 from raffia.search import (
     FunctionModel,
     GaussianSampler,
@@ -44,31 +42,6 @@ def states(*batch):
     return TensorDict(observation=numbers.reshape(batch), batch_size=batch)
 
 
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_batches_of_any_rank(batch):
-    inputs = states(*batch)
-    td = KeyedSearch(MODEL, QUIET)(inputs)
-    assert td is inputs and set(td.keys()) == {"observation", *WRITTEN}
-    flat = td["observation"].reshape(-1)
-    plan = QUIET(TABLE.root(flat), TABLE)
-    assert td["action"].dtype == torch.int64 and td["prior"].shape == (*batch, ACTIONS)
-    for key, expected in (
-        ("action", plan.action),
-        ("root_value", plan.root_value),
-        ("action_weights", plan.action_weights),
-        ("visits", plan.tree.visits_of_root()),
-    ):
-        assert td[key].equal(expected.reshape((*batch, *expected.shape[1:])))
-
-
-def test_the_prior_of_the_search_is_written():
-    td = states(4)
-    td["noise"] = torch.eye(4, ACTIONS)
-    KeyedSearch(MODEL, NOISY, policy_keys={"dirichlet": "noise"})(td)
-    model = TABLE.logits[:4].softmax(-1)
-    torch.testing.assert_close(td["prior"], 0.75 * model + 0.25 * torch.eye(4, ACTIONS))
-
-
 def test_other_keys_and_dropped_ones():
     keys = [("agent", "action"), "target", "_", "_", "_"]
     plan = KeyedSearch(MODEL, QUIET, in_keys=("state", "number"), out_keys=keys)
@@ -102,20 +75,6 @@ def test_mask_and_player_apply_even_if_the_root_function_drops_them(passed):
     assert not td["visits"][~td["action_mask"]].any()
 
 
-def test_calls_by_tensors_and_selected_outputs():
-    plan = KeyedSearch(MODEL, QUIET, mask_key="action_mask")
-    numbers, mask = torch.arange(3), torch.ones(3, ACTIONS, dtype=torch.bool)
-    by_keyword = plan(observation=numbers, action_mask=mask)
-    td = plan(TensorDict(observation=numbers, action_mask=mask, batch_size=[3]))
-    assert len(by_keyword) == len(WRITTEN)
-    for key, first in zip(WRITTEN, by_keyword, strict=True):
-        assert first.equal(td[key])
-    plan.select_out_keys("action", "root_value")
-    assert len(plan(numbers, mask)) == 2
-    td = td.select("observation", "action_mask")
-    assert set(plan(td).keys()) == {"observation", "action_mask", "action", "root_value"}
-
-
 def test_several_observations_and_containers_go_to_the_model():
     def root(number, extra):
         assert extra.batch_size == (6,)
@@ -126,16 +85,6 @@ def test_several_observations_and_containers_go_to_the_model():
     plan = KeyedSearch(FunctionModel(root, TABLE), QUIET, in_keys=["observation", "extra"])
     expected = KeyedSearch(MODEL, QUIET)(observation=(states(2, 3)["observation"].reshape(-1) + 1))
     assert plan(td)["action"].reshape(-1).equal(expected[0])
-
-
-def test_a_mask_from_the_model_is_used():
-    def root(observation, mask):
-        return TABLE.root(observation, mask & (torch.arange(ACTIONS) != 2))
-
-    td = states(4)
-    td["mask"] = (torch.arange(ACTIONS) != 0).expand(4, ACTIONS)
-    KeyedSearch(FunctionModel(root, TABLE), QUIET, mask_key="mask")(td)
-    assert (td["visits"].sum(0) > 0).tolist() == [False, True, False, True, True]
 
 
 ENDED = torch.tensor([[False, True, False], [True, False, False]])
@@ -197,17 +146,6 @@ def test_sampled_actions_of_rows_that_have_ended():
     assert (td["sampled"] != 0).flatten(1).all(-1).tolist() == [True, False, True]
 
 
-def test_skip_existing_keeps_outputs():
-    td = states(3)
-    for key in WRITTEN:
-        td[key] = torch.full((3,), -7)
-    with set_skip_existing(True):
-        KeyedSearch(MODEL, QUIET)(td)
-    assert (td["action"] == -7).all()
-    KeyedSearch(MODEL, QUIET)(td)
-    assert (td["action"] >= 0).all()
-
-
 def test_a_seed_repeats_a_run():
     def run(generator, **entries):
         plan = KeyedSearch(MODEL, NOISY, generator=generator)
@@ -223,25 +161,3 @@ def test_a_seed_repeats_a_run():
     assert first.equal(second) and not first[0].equal(first[1])
     assert td["seed"] == other["seed"] != 11  # one in an entry is used and replaced
     assert torch.get_rng_state().equal(state)
-
-
-class LinearModel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def root(self, observation):
-        logits = self.layer(observation)
-        return RootOutput(logits, logits.sum(-1), observation)
-
-    def recurrent_fn(self, embedding, action):
-        after = embedding + action.unsqueeze(-1)
-        logits = self.layer(after)
-        return RecurrentOutput(action.float(), logits.sum(-1), logits), after
-
-
-def test_a_module_as_model_is_a_submodule_and_gets_no_gradients():
-    plan = KeyedSearch(LinearModel(), QUIET)
-    assert set(plan.state_dict()) == {"model.layer.weight", "model.layer.bias"}
-    td = plan(TensorDict(observation=torch.randn(5, 4), batch_size=[5]))
-    assert not any(td[key].requires_grad for key in WRITTEN)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raffia.search import Gumbel, RecurrentOutput, RootOutput
+from raffia.search import RecurrentOutput, RootOutput
 from raffia.tensordict import TensorDict
 
 from .table import BACKENDS, STATES, A, B, random_table, root, run
@@ -50,17 +50,6 @@ def test_nan_or_infinity_of_the_model_is_named_by_root_and_simulation(field, wro
     match = f"the model's {field} is {is_what}.* for root 2 in simulation 3"
     with pytest.raises(ValueError, match=match):
         run(model=spoiled(change, at=3, table=table), backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_error_names_the_caller_s_root_if_the_search_reorders_roots(backend):
-    def change(output, after):
-        value = torch.full_like(output.value, torch.nan)
-        return output._replace(value=value), after
-
-    with pytest.raises(ValueError, match="for root 2 in simulation 4"):
-        model = spoiled(change, at=4)
-        run(model=model, num_simulations=torch.tensor([2, 1, 6, 3]), backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -131,16 +120,6 @@ def test_outputs_of_a_wrong_type_are_refused(change, match):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_actions_without_any_prior_are_refused(backend):
-    def change(output, after):
-        return output._replace(prior_logits=output.prior_logits - torch.inf), after
-
-    match = "prior_logits is NaN, inf or -inf .* root 0 in simulation 0"
-    with pytest.raises(ValueError, match=match):
-        run(model=spoiled(change), backend=backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("embedding", "match"),
     [
@@ -178,22 +157,3 @@ def test_a_tensordict_that_lacks_an_entry():
 
     with pytest.raises(ValueError, match=r"lacks \[.*'b'.*\].*entries are.*a"):
         run(root(embedding=here), model)
-
-
-def test_a_failed_search_changes_no_argument():
-    here = random_table(0).root(STATES)
-    before = [t.clone() for t in (here.prior_logits, here.value, *here.embedding.values())]
-
-    def change(output, after):
-        after["state"].fill_(99)
-        return output._replace(value=torch.full((B,), torch.nan)), after
-
-    select = Gumbel(root_gumbel=torch.zeros(B, A))
-    for backend in BACKENDS:
-        with pytest.raises(ValueError, match="simulation 2"):
-            run(here, spoiled(change, at=2), select=select, backend=backend)
-        after = (here.prior_logits, here.value, *here.embedding.values())
-        assert all(map(torch.equal, before, after))
-        assert select.considered is None
-        tree = run(here, select=select, backend=backend)  # and the same things can be used again
-        assert tree.visits_of_root().sum() == 6 * B

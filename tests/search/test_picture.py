@@ -110,33 +110,6 @@ def test_nothing_overlaps(seed, shared):
         assert collisions(drawn(graph, max_nodes)) == []
 
 
-def test_equal_lanes_long_names_and_many_actions_do_not_overlap():
-    edges = [(0, action, 50, 0.5, 0.0) for action in range(6)]
-    canonical = torch.tensor([0, 1, 1, 1, 1, 5, 5], dtype=torch.int32)
-    graph = made_tree(edges, num_actions=6, canonical=canonical).to_graph()
-    assert collisions(drawn(graph)) == []
-    names = ["an action of a name that is too long to be written in full"] * 20
-    edges = [(0, action, 1 + action % 3, action / 7, 0.0) for action in range(20)]
-    edges += [(row, 19, 1, -1.0, 0.0) for row in range(1, 21)]
-    graph = made_tree(edges, num_actions=20).to_graph(action_names=names)
-    assert collisions(drawn(graph, max_nodes=100)) == []
-
-
-def test_a_deep_tree_is_drawn():
-    chain = made_tree([(row, 0, 600 - row, 0.5, 0.0) for row in range(599)], num_actions=2)
-    svg = picture(chain, max_nodes=600).svg()
-    assert texts_of(svg)[0].endswith("600 nodes") and svg.count("N ") > 600
-
-
-def test_a_node_is_centred_on_its_children():
-    edges = [(0, a, 3 - a, 0.0, 0.0) for a in range(3)]
-    drawing = picture(made_tree(edges, num_actions=3))
-    root, *children = [bounds(o) for o in drawing.outlines if o.fill == "box"]
-    middles = [(box[1] + box[3]) / 2 for box in (root, *children)]
-    assert middles[0] == pytest.approx(middles[2]) == pytest.approx((middles[1] + middles[3]) / 2)
-    assert len({box[0] for box in children}) == 1  # one column
-
-
 # --------------------------------------------------------------------------- texts
 
 
@@ -209,16 +182,6 @@ def test_colours_contrast_with_both_backgrounds():
 
 
 # ------------------------------------------------------------------------ the files
-
-
-def test_svg_is_well_formed_for_any_names():
-    names = ["<b>&\"'", "a\x00\x1b\nb", "\ud800\ufffe", "$x_1$ ]]>"]
-    svg = small_tree().to_svg(action_names=names)
-    shown = texts_of(svg)
-    assert "a???b" in shown and "$x_1$ ]]>" in shown
-    svg.encode("utf-8")
-    svg = made_tree([(0, 0, 1, 0.0, 0.0)], 4).to_svg(action_names=names)
-    assert "<b>&\"'" in texts_of(svg)
 
 
 def test_svg_is_self_contained_and_has_a_dark_mode():

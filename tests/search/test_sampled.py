@@ -18,7 +18,6 @@ from raffia.search import (
     GaussianSampler,
     RecurrentOutput,
     RootOutput,
-    Samples,
     ValuePrefix,
     gumbel_policy,
     muzero_policy,
@@ -104,21 +103,6 @@ def test_the_action_is_the_chosen_sample_and_samples_of_a_node_differ():
         assert len(visited.unique()) == len(visited)
 
 
-def test_the_same_seed_gives_the_same_tree_alone_and_in_a_batch():
-    seed = torch.tensor([5, -3, 2**62, 0])
-    plan = functools.partial(sampled_policy, sampler=GaussianSampler(5), policy=QUIET)
-    root = walk_root(1)
-    together = plan(root, walk, seed=seed)
-    for b in range(4):
-        one = RootOutput(*(part[b : b + 1] for part in root[:3]))
-        assert_same(plan(one, walk, seed=seed[b : b + 1]).tree, together.tree[b])
-
-    def drawn(number):  # no seeds given
-        return plan(root, walk, generator=torch.Generator().manual_seed(number)).action
-
-    assert drawn(0).equal(drawn(0)) and not drawn(0).equal(drawn(1))
-
-
 @pytest.mark.parametrize("sampler", [GaussianSampler(5), GaussianSampler(3, low=-0.5, high=0.5)])
 def test_both_back_ends_give_the_same_tree(sampler):
     root, fn = with_sampled_actions(walk_root(2), walk, sampler, torch.arange(4))
@@ -195,23 +179,6 @@ def test_weights_correct_the_samples_to_the_policy(num):
     torch.testing.assert_close(estimate, (policy * score).sum(), atol=0.12, rtol=0)
 
 
-def test_priors():
-    logits = torch.tensor([[3.0, 2.0, 0.0, -1.0]])
-    inputs = RootOutput(logits, torch.zeros(1), torch.zeros(1))
-    priors = {}
-    for name in ("uniform", "density", "sampling"):
-        root, _ = with_sampled_actions(
-            inputs, TABLE, CategoricalSampler(2), torch.tensor([0]), prior=name
-        )
-        priors[name] = root.prior_logits.softmax(-1)[0]
-    assert priors["uniform"].tolist() == [0.5, 0.5]
-    torch.testing.assert_close(priors["density"], logits[0, root.actions[0]].softmax(-1))
-    # between the two: an action that is almost surely drawn counts by its probability
-    assert 0.5 < priors["sampling"][0] < priors["density"][0]
-    root, _ = with_sampled_actions(walk_root(0), walk, GaussianSampler(4), torch.arange(4))
-    assert (root.prior_logits == 0).all()
-
-
 def test_value_prefixes_and_dtypes_of_the_model_are_kept():
     class Prefixes:
         predicts_prefixes = True
@@ -229,59 +196,7 @@ def test_value_prefixes_and_dtypes_of_the_model_are_kept():
         sampled_policy(root, bandit, sampler=GaussianSampler(2), policy=QUIET)
 
 
-def test_illegal_actions_are_not_sampled():
-    logits = torch.zeros(3, 6)
-    mask = torch.tensor([[1, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0], [0] * 6], dtype=torch.bool)
-    samples = CategoricalSampler(2).sample(logits, torch.arange(3), mask)
-    assert (samples.actions[0] % 2 == 0).all()
-    assert samples.mask.sum(-1).tolist() == [2, 1, 0]
-    assert samples.actions[1][samples.mask[1]].tolist() == [1]
-    assert samples.log_weight.exp()[1].equal(samples.mask[1].float())
-    impossible = CategoricalSampler(2).sample(
-        logits[:1].masked_fill(~mask[:1], -torch.inf), mask.new_zeros(1).long()
-    )
-    assert (impossible.actions % 2 == 0).all() and impossible.mask is None
-    table = random_table(4, actions=6, illegal=0.4, over=0.4, players=True)
-    states = torch.arange(7)  # where the game has not ended
-    root, fn = with_sampled_actions(table.root(states), table, CategoricalSampler(3), states)
-    tree = search(root, fn, num_simulations=40)
-    assert tree.data["ended"].any()
-    taken = tree.data["actions"].gather(-1, tree.data["children_visits"].argmax(-1, True))
-    assert table.mask[states].gather(1, taken[:, 0]).all()
-    assert tree.data["prior"][~tree.data["mask"]].eq(0).all()
-
-
-def test_continuous_episodes_end_too():
-    def ends(embedding, action):
-        output, after = walk(embedding, action)
-        return output._replace(mask=after.norm(dim=-1, keepdim=True) < 0.8), after
-
-    root, fn = with_sampled_actions(walk_root(1), ends, GaussianSampler(3), torch.arange(4))
-    tree = search(root, fn, num_simulations=30)
-    ended = tree.data["ended"]
-    assert ended.any() and (tree.data["children_visits"][ended] == 0).all()
-
-
 # ---------------------------------------------------------------------------- containers
-
-
-def test_any_container_of_embeddings():
-    def dressed(dress, bare):
-        def fn(embedding, action):
-            output, after = walk(bare(embedding), action)
-            return output, dress(after)
-
-        root = walk_root(3)
-        root = root._replace(embedding=dress(root.embedding))
-        return with_sampled_actions(root, fn, GaussianSampler(4), torch.arange(4))
-
-    plain = search(*dressed(lambda x: x, lambda x: x), num_simulations=20)
-    for dress, bare in (
-        (lambda x: {"x": x}, lambda e: e["x"]),
-        (lambda x: (x, {"twice": 2 * x}), lambda e: e[0]),
-        (lambda x: TensorDict(x=x, batch_size=[len(x)]), lambda e: e["x"]),
-    ):
-        assert_same(search(*dressed(dress, bare), num_simulations=20), plain)
 
 
 def test_value_prefixes_reset_by_name():
@@ -301,51 +216,3 @@ def test_value_prefixes_reset_by_name():
     made = tree.data["parent"] >= 0
     assert tree.data["depth"].max() > 2
     assert (tree.data["reward"][made] == 1.0).all()
-
-
-# --------------------------------------------------------------------------------- errors
-
-
-# --------------------------------------------------------------------------- EfficientZero
-
-
-class FewChecks:
-    """Draws without checks of the values, since "meta" tensors have none."""
-
-    def sample(self, parameters, seed, mask=None):
-        actions = parameters[:, :1].unsqueeze(1) + 0 * seed.view(-1, 1, 1).float()
-        return Samples(actions.expand(-1, 3, 1).clone(), parameters.new_zeros(len(parameters), 3))
-
-    def log_density(self, parameters, actions):
-        return parameters.new_zeros(actions.shape[:2])
-
-
-@pytest.mark.parametrize("kind", ["tensor", "container", "dict", "nested"])
-def test_the_carry_of_sampled_actions_is_on_the_device_of_the_embedding(kind):
-    """The trees on the CPU, the model elsewhere: one memory cannot be on two devices."""
-
-    def model(embedding, action):
-        rows = action.new_zeros(len(action))  # fails unless the action is where the model is
-        assert action.device.type == "meta"
-        parameters = torch.zeros(len(action), 2, device="meta")
-        return RecurrentOutput(rows[:, 0] if rows.ndim > 1 else rows, rows, parameters), embedding
-
-    state = torch.zeros(4, 5, device="meta")
-    embedding = {
-        "tensor": state,
-        "container": TensorDict({"state": state}, [4]),
-        "dict": {"state": state},
-        "nested": (state, {"more": [state]}),
-    }[kind]
-    root = RootOutput(torch.zeros(4, 2), torch.zeros(4), embedding)
-    few, few_fn = with_sampled_actions(root, model, FewChecks(), seed=torch.arange(4))
-    assert few.actions.device.type == few.prior_logits.device.type == "cpu"
-    for _ in range(2):
-        leaves = torch.utils._pytree.tree_leaves(
-            few.embedding.to_dict() if kind == "container" else few.embedding
-        )
-        assert len(leaves) == (4 if kind == "nested" else 3)
-        assert {leaf.device.type for leaf in leaves} == {"meta"}
-        output, after = few_fn(few.embedding, few.actions[:, 0].to("meta"))
-        assert output.actions.device.type == "meta"
-        few = few._replace(embedding=after)

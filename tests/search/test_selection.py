@@ -31,22 +31,3 @@ def test_a_function_may_select(kind):
         assert row[mask].max() - row[mask].min() <= 1
         assert row[~mask].sum() == 0
     assert tree.data["depth"].max() > 1
-
-
-def test_a_selection_gets_the_entries_of_the_tree():
-    table, calls = random_table(3), []
-
-    def select(nodes: Nodes, carry):
-        rows = len(nodes.root)
-        assert nodes.visits.shape == nodes.q.shape == nodes.prior.shape == (rows, 3)
-        assert nodes.value.shape == nodes.raw_value.shape == (rows,)
-        assert nodes.num_tried.tolist() == (nodes.visits > 0).sum(-1).tolist()
-        torch.testing.assert_close(nodes.q_sum.float(), nodes.q.sum(-1))
-        low, high = nodes.q_range
-        assert low.shape == high.shape == (rows,)
-        assert nodes.mask is None
-        calls.append((nodes.simulation, nodes.depth))
-        return nodes.prior.argmax(-1), None
-
-    search(table.root(STATES), table, num_simulations=3, select=select)
-    assert calls == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]

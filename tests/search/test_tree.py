@@ -3,7 +3,6 @@
 import functools
 from itertools import islice
 
-import numpy
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ from raffia.search import (
     RecurrentOutput,
     RootOutput,
     Tree,
-    gumbel_policy,
     muzero_policy,
     search,
 )
@@ -71,26 +69,6 @@ def test_iteration_gives_the_roots():
         assert one.embeddings.equal(tree.embeddings[root : root + 1])
 
 
-@pytest.mark.parametrize("kind", [int, numpy.uint8, numpy.asarray, lambda n: torch.tensor([n])])
-@pytest.mark.parametrize("root", [0, 2])
-def test_any_integer_type_selects_one_root(kind, root):
-    assert same(grown()[kind(root)], grown()[root : root + 1])
-
-
-@pytest.mark.parametrize("kind", [int, numpy.int64, torch.tensor])
-def test_numbers_that_are_negative_or_out_of_range(kind):
-    tree = grown()
-    assert same(tree[kind(-1)], tree[2:]) and same(tree[kind(-3)], tree[:1])
-    for root in (3, -4):
-        match = f"root {root} is out of range: this tree has 3 roots$"
-        with pytest.raises(IndexError, match=match):
-            tree[kind(root)]
-    tree = grown(1)
-    with pytest.raises(IndexError, match="this tree has 1 root$"):
-        tree[1]
-    assert same(tree[torch.tensor([True])], tree) and len(tree[torch.tensor([False])]) == 0
-
-
 def test_an_empty_tree_can_be_shown_and_queried():
     tree = grown(keep_embeddings=True)[3:]
     assert repr(tree) == "Tree(0 roots, 7 simulations, 5 actions)"
@@ -128,26 +106,6 @@ def test_embeddings_follow_the_batch(make):
     again = Tree(data, embeddings)
     assert same(again, tree) and (again.embeddings == tree.embeddings).all()
     assert again.embeddings.shape == tree.embeddings.shape
-
-
-def test_one_root_without_a_batch_dimension():
-    tree = grown()
-    assert same(Tree(tree.data[1]), tree[1])
-
-
-# ------------------------------------------------------------------------ simulations
-
-
-def test_the_number_of_simulations_is_that_of_the_shown_root():
-    root = outputs(torch.arange(2))
-    gumbel = gumbel_policy(root, move, num_simulations=8).tree
-    assert gumbel.data["visits"][:, 0].tolist() == [9, 9]  # the model's own value is one
-    assert gumbel.visits_of_root().sum(-1).tolist() == [8, 8]
-    assert gumbel.to_graph(1).num_simulations == 8
-    some = search(root, move, num_simulations=torch.tensor([4, 9]))
-    for number, simulations in enumerate([4, 9]):
-        assert f", {simulations} simulations, " in some.summary(number).splitlines()[0]
-        assert f", {simulations} simulations, " in some.to_svg(number)
 
 
 # ------------------------------------------------------------------------ on disk

@@ -9,7 +9,7 @@ import torch
 
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
-from raffia.search import PUCT, Gumbel, UnfitOutputError, ValuePrefix, gumbel_noise, search
+from raffia.search import PUCT, Gumbel, ValuePrefix, gumbel_noise, search
 from raffia.search import mcts as workspace_module
 from raffia.search.mcts import Workspace
 
@@ -93,17 +93,6 @@ def test_the_second_search_of_some_shapes_binds_no_model(monkeypatch):
     for draw in range(2):
         searched("fewer rows", draw, workspace)
     assert len(binds) == 5
-
-
-def test_a_search_that_raises_leaves_nothing_behind():
-    workspace = Workspace()
-    searched("puct", 0, workspace)
-    root = model().root(torch.zeros(4, 4))
-    broken = root._replace(value=torch.full((4,), torch.nan))
-    options = {"num_simulations": 6, "value_prefix": ValuePrefix(5), "workspace": workspace}
-    with pytest.raises(UnfitOutputError, match="root.value"):
-        search(broken, model().recurrent_fn, **options)
-    assert_same(searched("puct", 1, workspace), searched("puct", 1))
 
 
 def test_simultaneous_searches_do_not_interfere():

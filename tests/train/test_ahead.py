@@ -107,25 +107,3 @@ def test_a_resume_requests_the_drawn_batches_again(stop, saved_again):
         loop.update, loop.num_drawn = stop, before.num_drawn
         assert found + loop.run() == expected(3)
         assert [number for _, number in before.drawn + loop.drawn] == [*range(NUM_UPDATES)]
-
-
-def test_a_resume_with_a_shorter_lead_takes_the_drawn_batches_first():
-    with closing(Loop(ahead=5)) as before:
-        found = before.run(4)
-        saved = before.ahead.state()
-    with closing(Loop(ahead=1)) as loop:
-        loop.ahead.load_state(saved)
-        loop.update, loop.num_drawn = 4, before.num_drawn
-        found += loop.run()
-    assert [row[0] for row in found] == [*range(1, NUM_UPDATES + 1)]
-    assert loop.drawn[0] == (8, 9)
-
-
-def test_a_state_without_open_batches_drops_the_current_ones():
-    with closing(Loop()) as loop:
-        loop.run(4)
-        loop.ahead.load_state(TensorDict())
-        assert loop.ahead.state().is_empty() and not loop.ahead.board.versions
-        loop.drawn.clear()
-        loop.run(5)
-        assert loop.drawn == [(4, number) for number in range(4, 8)]

@@ -83,14 +83,6 @@ def test_the_newest_are_kept_and_the_best(checkpoints):
     assert checkpoints.best().update == 6
 
 
-def test_the_same_update_is_saved_again(checkpoints):
-    for score in (None, 5.0, None):
-        save(checkpoints, 3, score)
-        assert checkpoints.newest().score == score
-    assert names(checkpoints) == ["000000003"]
-    assert len(os.listdir(f"{checkpoints.folder}/000000003")) == 3
-
-
 def interrupted(path):
     Path(path).write_bytes(b"half")
     raise KeyboardInterrupt("by a person")
@@ -167,15 +159,6 @@ def test_a_run_saves_over_a_damaged_checkpoint(checkpoints, name):
     assert_intact(again.newest(), 4)
 
 
-def test_a_damaged_best_checkpoint_is_skipped(checkpoints):
-    for update, score in enumerate([5.0, 9.0, 1.0, 2.0]):
-        save(checkpoints, update, score)
-    flip_a_bit(stored_path(f"{checkpoints.folder}/000000001", "note"))
-    warnings = []
-    assert checkpoints.best(warnings.append).update == 3
-    assert "000000001 is skipped" in warnings[0]
-
-
 def test_a_damaged_later_checkpoint_does_not_replace_a_new_one(checkpoints):
     checkpoints.keep = 1
     flip_a_bit(stored_path(save(checkpoints, 7), "note"))
@@ -222,21 +205,6 @@ def test_a_later_version_is_refused_by_name(checkpoints):
         checkpoints.newest()
     save(Checkpoints(checkpoints.folder, keep=1), 3)
     assert names(checkpoints) == ["000000002", "000000003"]
-
-
-def test_a_check_of_other_files_can_be_passed(checkpoints):
-    save(checkpoints, 1)
-    save(checkpoints, 2)
-
-    def check(found):
-        if found.update == 2:
-            raise DamagedFileError("replay/rows", "the file is missing")
-
-    warnings = []
-    assert checkpoints.newest(warnings.append, check).update == 1
-    assert "000000002 is skipped: replay/rows: the file is missing" in warnings[0]
-    save(checkpoints, 1)  # the skipped checkpoint is removed
-    assert names(checkpoints) == ["000000001"]
 
 
 def test_saving_an_earlier_update_is_refused(checkpoints):

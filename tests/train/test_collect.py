@@ -35,15 +35,6 @@ def test_steps_are_consecutive_and_episodes_end_at_their_length():
     assert (steps == before).all()  # returned steps do not change later
 
 
-def test_episode_seeds_follow_from_run_row_and_number():
-    collector = Collector(counts(2), seed=5)
-    steps = collector.collect(by_observation, 5)
-    firsts = [float(derive_seed(5, "episode", row, 0) % 7) for row in range(2)]
-    seconds = [float(derive_seed(5, "episode", row, 1) % 7) for row in range(2)]
-    assert steps["observation"][0].flatten().tolist() == firsts
-    assert steps["observation"][4].flatten().tolist() == seconds
-
-
 class Motor(Count):
     """Breaks at its third action, or at its reset."""
 

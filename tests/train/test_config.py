@@ -18,7 +18,6 @@ from raffia.train.config import (
     ConfigError,
     from_command_line,
     from_json,
-    nearest_name,
     read_config,
     setting_names,
     to_json,
@@ -239,14 +238,6 @@ def help_of(default, capsys):
     return without_boxes(capsys.readouterr().out)
 
 
-def test_help_shows_names_types_choices_and_defaults(capsys):
-    text = help_of(Outer(steps=9), capsys)
-    for part in ["What it does.", "What lies within.", "--quick, --no_quick", "(default: 9)"]:
-        assert part in text
-    for part in ["--inner.size {64,96}", "--inner.kinds [{one,two}", "--goal {None}|FLOAT"]:
-        assert part in text
-
-
 def comments(kind, prefix=""):
     """(setting, the comment beside or above it) of a config, nested ones included."""
     for each in fields(kind):
@@ -307,10 +298,3 @@ except SystemExit:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
-
-
-def test_the_nearest_name_may_be_nested_elsewhere():
-    names = ["seed", "search.num_simulations", "evaluate.num_simulations"]
-    assert nearest_name("num_simulations", names) == "search.num_simulations"
-    assert nearest_name("evaluate.num_simulation", names) == "evaluate.num_simulations"
-    assert nearest_name("xyz", names) is None

@@ -1,6 +1,5 @@
 import math
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -69,17 +68,6 @@ def test_a_truncated_record_is_removed_on_opening(tmp_path):
         with EventFile(tmp_path) as events:
             num_complete = sum(end <= cut for end in ends[1:])
             assert [point[1] for point in points(events.path)] == [*range(num_complete)]
-
-
-@pytest.mark.parametrize("tail", [bytes(5000), b"\xff" * 100, random.Random(0).randbytes(3000)])
-def test_other_bytes_at_the_end_are_removed(tmp_path, tail):
-    with EventFile(tmp_path) as events:
-        events.write("loss", 1.0, step=1)
-    with open(events.path, "ab") as file:
-        file.write(tail)
-    with EventFile(tmp_path) as events:
-        events.write("loss", 2.0, step=2)
-        assert [point[1] for point in points(events.path)] == [1, 2]
 
 
 def test_files_of_other_writers_stay(tmp_path):

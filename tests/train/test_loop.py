@@ -28,13 +28,6 @@ def run(state=None, *, num_updates=5, every=(), stop=lambda: False):
     )
 
 
-def test_train_makes_the_updates_and_calls_tasks_with_their_metrics():
-    losses = []
-    state, reason = run(every=[lambda state, metrics: losses.append(float(metrics["loss"]))])
-    assert (int(state["step"]), float(state["x"]), reason) == (5, 15.0, "finished")
-    assert losses == [11.0, 12.0, 13.0, 14.0, 15.0]
-
-
 def test_a_stop_comes_between_updates_and_a_run_can_be_continued():
     calls = iter([False, False, True])
     state, reason = run(stop=lambda: next(calls))

@@ -23,14 +23,6 @@ def test_means_are_those_of_all_values(num):
     assert means.take() == {}
 
 
-def test_added_tensors_may_change_afterwards():
-    means, loss = RunningMeans(), torch.tensor(1.0, requires_grad=True)
-    means.add({"loss": loss})
-    with torch.no_grad():
-        loss.fill_(100.0)
-    assert means.take() == {"loss": 1.0}
-
-
 def test_a_nan_shows_in_one_mean_and_does_not_stay():
     means = RunningMeans()
     means.add({"loss": torch.tensor(float("nan"))})

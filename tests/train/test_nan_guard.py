@@ -56,16 +56,6 @@ def test_an_observation_is_found_by_key_and_row(tmp_path):
     assert torch.equal(saved["image"], torch.full((4, 2), 255, dtype=torch.uint8))
 
 
-def test_parameters_and_gradients_are_found(tmp_path):
-    weight = torch.ones(3, 2)
-    weight[2] = INF
-    error = stopped(tmp_path, state=(("params", "body", "weight"), weight), metrics=NO_LOSS)
-    assert error.found[0].where == "state" and error.found[0].key == "params.body.weight"
-    error = stopped(tmp_path, update=(("grads", "body", "weight"), weight), metrics=NO_LOSS)
-    assert [finding.where for finding in error.found] == ["metrics", "update"]
-    assert error.found[1].key == "grads.body.weight" and error.found[1].value == "inf"
-
-
 def test_the_report_has_all_findings(tmp_path):
     NaNGuard(tmp_path / "run", seed=3)(*learner())
     assert os.listdir(tmp_path) == []  # finite values pass, and nothing is written
@@ -97,21 +87,6 @@ def test_a_dump_that_cannot_be_written_does_not_hide_the_error(tmp_path):
     (tmp_path / "nan_dump").write_text("a file in the way")
     error = stopped(tmp_path / "nan_dump", metrics=NO_LOSS)
     assert "metrics loss: nan. The batch could not be saved in" in str(error)
-
-
-def test_many_findings_are_cut_short_in_the_text():
-    bad = TensorDict({f"w{i}": torch.full((30,), NAN) for i in range(20)})
-    found = non_finite("state", bad)
-    assert len(found) == 20 and found[0].rows == tuple(range(8))
-    assert "and 12 more entries" in str(NonFiniteError(1, found, "run/nan_dump/1"))
-
-
-def test_members_of_a_population_are_named_by_row(tmp_path):
-    state, batch, update, metrics = learner()
-    metrics = TensorDict(loss=torch.tensor([0.5, NAN, 0.25]))
-    state["step"] = torch.tensor([11, 11, 11])
-    with pytest.raises(NonFiniteError, match=r"update 12 .* metrics loss: nan in rows 1"):
-        NaNGuard(tmp_path)(state, batch, update, metrics)
 
 
 # -- in little memory

@@ -44,20 +44,6 @@ def letters(panel):
     return ["".join(names[tuple(pixel.tolist())] for pixel in line) for line in panel]
 
 
-def test_value_and_policy_are_drawn_below(tmp_path):
-    recorder = EpisodeRecorder(tmp_path, fps=10)
-    values, policies = [1.0, 2.0, 3.0], torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.2, 0.8]])
-    for t in range(3):
-        recorder.frame(picture(50 + t), value=values[t], policy=policies[t])
-    recorder.frame(picture(60))  # the last state: without a search
-    frames, _ = read_gif(recorder.save("a"))
-    pictures = torch.stack([picture(shade) for shade in (50, 51, 52, 60)])
-    expected = annotated(pictures, torch.tensor([*values, NONE]), [*policies, None])
-    assert torch.equal(frames, expected)
-    assert frames.shape == (4, 170 + PANEL, 160, 3)
-    assert torch.equal(frames[:, :170], pictures)
-
-
 def test_bars_by_hand():
     pictures = torch.zeros(2, 5, 2 * MARGIN + 10, 3, dtype=torch.uint8)
     policies = [torch.tensor([0.25, 0.75]), None]
@@ -90,15 +76,6 @@ def test_the_curve_grows():
         expected[:, t + 1 :] = False
         assert torch.equal(drawn[t], expected)
     assert drawn.sum() == drawn[0].sum() + drawn[1].sum() + drawn[2].sum()
-
-
-@pytest.mark.parametrize("values", [[5.0], [5.0, 5.0], [NONE, 5.0, NONE]])
-def test_values_that_do_not_change_are_a_line_in_the_middle(values):
-    pictures = torch.zeros(len(values), 5, 30, 3, dtype=torch.uint8)
-    panel = annotated(pictures, torch.tensor(values), [None] * len(values))[-1, 5:]
-    drawn = (panel == torch.tensor(CURVE, dtype=torch.uint8)).all(-1)
-    assert drawn.any(1).nonzero().flatten().tolist() == [MARGIN + 19]
-    assert drawn.sum() == 30 - 2 * MARGIN
 
 
 def test_frames_of_long_episodes_are_dropped_and_the_duration_stays(tmp_path):

@@ -106,17 +106,3 @@ def test_a_ledger_has_the_collector_s_state(env_id, config):
     assert early + ledger.take_ended() == ended and ended
     seeds = [rows_of(found, row, 1)["episode"].item() for row in range(3)]
     assert seeds == found["episode"].tolist()
-
-
-def test_a_ledger_s_state_can_be_split_by_rows():
-    spec, _, state, _, _ = play("CartPole-v1", 40, 30)
-    first, rest = rows_of(state, 0, 1), rows_of(state, 1, 2)
-    assert torch.cat([first["actions"], rest["actions"]]).equal(state["actions"])
-    assert int(first["num_env_steps"]) == 30 and int(rest["num_env_steps"]) == 60
-    ledger = Ledger(2, spec, seed=5, first_row=1)
-    ledger.load_state(rest)
-    full = Ledger(3, spec, seed=5)
-    full.load_state(state)
-    assert ledger.seeds(torch.arange(2)).equal(full.seeds(torch.tensor([1, 2])))
-    with pytest.raises(ValueError, match="state has 2 environments, but there are 3"):
-        full.load_state(rest)

@@ -87,18 +87,6 @@ def test_waiting_and_restarts_of_workers_are_shown():
     assert "workers" not in "".join(drawn(STATUS, 80))
 
 
-def test_the_last_state_is_printed_when_a_run_fails():
-    now, stream = [0.0], io.StringIO()
-    with (
-        pytest.raises(RuntimeError, match="broke"),
-        PlainView(stream, clock=lambda: now[0]) as view,
-    ):
-        view.show(STATUS)
-        view.show(replace(STATUS, update=5000))
-        raise RuntimeError("broke")
-    assert "update 5,000" in stream.getvalue()
-
-
 # ---- streams that end
 
 
@@ -168,12 +156,6 @@ def test_the_panel_shows_all_facts_at_any_width(width):
     text = "\n".join(lines)
     missing = [fact for fact in FACTS if fact not in text]
     assert not missing and "…" not in text
-
-
-def test_clocks_advance_between_two_states():
-    text = "\n".join(drawn(STATUS, 80, since=62.0))
-    assert "4:21" in text and "2:10 left" in text
-    assert "0:00 left" in "\n".join(drawn(STATUS, 80, since=1e4))
 
 
 # ---- in a terminal

@@ -1,7 +1,5 @@
 """Heads whose form can change: at the start, grown, folded, stacked with heads of other forms."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
@@ -12,8 +10,7 @@ from raffia.algorithms.efficientzero.heads import LargestHead
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
 from raffia.envs import Box, Discrete, EnvSpec
 from raffia.evolution import MutationConfig
-from raffia.evolution.mutate import mutate, networks_with_form
-from raffia.nn.evolvable import EvolvableMLP
+from raffia.evolution.mutate import mutate
 
 from .small import draws
 from .test_learner import LINE, learner_of
@@ -27,10 +24,6 @@ EVOLVABLE = {"evolvable_heads": True, "max_head_layers": 3, "max_head_nodes": 12
 ANY = MutationConfig(
     no_mutation=0.0, activation=0.3, architecture=0.7, new_layer_prob=0.4, nodes=(1, 2, 3)
 )
-GROWTH = {
-    "a layer": dataclasses.replace(ANY, activation=0.0, new_layer_prob=1.0),
-    "nodes": dataclasses.replace(ANY, activation=0.0, new_layer_prob=0.0),
-}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -58,61 +51,11 @@ def loaded(model, weights):
     return model.eval()
 
 
-def outputs(learner, weights, obs, action):
-    """Values, policies and value prefixes of a member's networks."""
-    model = loaded(learner.make_model(0), weights)
-    with torch.no_grad():
-        root = model.initial_inference(obs)
-        step = model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
-    return torch.cat([root.value, root.policy_logits, step.value, step.value_prefix], 1)
-
-
 def inputs(spec, size=5):
     torch.manual_seed(1)
     continuous = isinstance(spec.action, Box)
     action = torch.rand(size, 2) if continuous else torch.randint(spec.action.n, (size,))
     return torch.rand(size, *spec.observation_shape), action
-
-
-@pytest.mark.parametrize("env", ENVS)
-def test_heads_begin_with_one_layer_and_zero_outputs(env):
-    spec = ENVS[env]
-    learner = evolvable(spec)
-    model = learner.make_model(0)
-    heads = {n: m for n, m in model.named_modules() if isinstance(m, EvolvableMLP)}
-    assert len(heads) == 3
-    assert {tuple(n.split(".")) for n in heads} == set(networks_with_form(learner.init(0)))
-    for head in heads.values():
-        assert head.num_nodes == [8, 0, 0] and head.width_mask.shape == (3, 12)
-    obs, action = inputs(spec)
-    root = model.initial_inference(obs)
-    step = model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
-    assert not root.value.any() and not step.value_prefix.any()
-    if env == "continuous":
-        assert root.policy_logits.tolist() == [[0, 0, 1, 1]] * 5
-    else:
-        assert not root.policy_logits.any()
-
-
-@pytest.mark.parametrize("env, growth", [("vectors", "a layer"), ("images", "nodes")])
-def test_growing_a_head_does_not_change_its_outputs(env, growth):
-    spec = ENVS[env]
-    learner, (obs, action) = evolvable(spec), inputs(spec)
-    state = members(learner, generations=3)
-    grown = 0
-    for seed in range(4):
-        after, changes = mutate(state, GROWTH[growth], draws(seed))
-        for i, change in enumerate(changes):
-            parts = [lambda state: state["target"]]
-            if " more" in change.what:
-                parts.append(lambda state: state)
-                grown += 1
-            for part in parts:
-                before, later = (
-                    outputs(learner, part(one[i]), obs, action) for one in (state, after)
-                )
-                assert later.equal(before)
-    assert grown > 3
 
 
 @pytest.mark.parametrize("env", ENVS)

@@ -14,16 +14,11 @@ from raffia.algorithms.efficientzero import (
     fold,
     inference,
 )
-from raffia.algorithms.efficientzero.model_mlp import GELU
 from raffia.search import (
-    GaussianSampler,
     SearchMemory,
     ValuePrefix,
-    gumbel_policy,
     muzero_policy,
-    sampled_policy,
 )
-from raffia.search.mcts import Workspace
 from raffia.tensordict import TensorDict
 
 from .small import IMAGE, conv, drawn, draws
@@ -179,36 +174,6 @@ def test_the_compiled_step_equals_the_call(name, batch, draw):
             assert found[:fewer].equal(expected[:fewer])
 
 
-def test_zeros_stay_zeros_and_nan_stays_nan(draw):
-    fresh = EfficientZeroModelMLP(4, 5, **SMALL)
-    shared = memory(fresh, 3, draw)
-    fold(fresh).recurrent_fn.bind(shared)(3)
-    assert shared.value.eq(0).all() and shared.reward.eq(0).all()
-    model = make()
-    shared = memory(model, 3, draw)
-    shared.embeddings["latent_state"][3, 7] = torch.nan  # the parent of the second row
-    fold(model).recurrent_fn.bind(shared)(3)
-    assert shared.value.isnan().tolist() == [False, True, False]
-    assert shared.prior_logits.isnan().all(1).tolist() == [False, True, False]
-
-
-def test_a_bound_step_is_refreshed_too(draw):
-    model = make()
-    folded, shared, obs = fold(model), memory(model, 3, draw), draw(3, 4)
-    step = folded.recurrent_fn.bind(shared)
-    step(3)
-    first = shared.value.clone()
-    assert not folded.root(obs).value.eq(0).any()
-    folded.refresh(drawn(model, seed=1))
-    step(3)
-    fresh = fold(model)
-    assert fresh.root(obs).value.equal(folded.root(obs).value)
-    again = memory(model, 3, draw)
-    again.embeddings.update_(shared.embeddings)
-    fresh.recurrent_fn.bind(again)(3)
-    assert again.value.equal(shared.value) and not shared.value.eq(first).any()
-
-
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda folded: pickle.loads(pickle.dumps(folded))]
 )
@@ -249,67 +214,6 @@ def test_models_without_a_compiled_step(draw):
         fold(nn.Linear(1, 1))
     with pytest.raises(TypeError, match="got the class EfficientZeroModel: pass"):
         fold(EfficientZeroModel)
-
-
-CONTINUOUS = {
-    "conditioned": {},
-    "fixed": {"sigma_type": "fixed", "norm_type": "LN", "res_connection_in_dynamics": True},
-    "muzero": {"lstm_hidden_size": 0},
-    "as in LightZero": {"gaussian_head": "reparameterization", "activation": GELU},
-}
-SAMPLERS = {
-    "bounds": GaussianSampler(6, low=torch.tensor([-1.0, 0.5, 0.0]), high=2.0),
-    "no bounds": GaussianSampler(4),
-}
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("search", [muzero_policy, gumbel_policy])
-def test_compiled_and_called_searches_sample_the_same_actions(name, kind, search):
-    options = {**SMALL, "last_linear_layer_init_zero": False, **CONTINUOUS[name]}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = drawn(EfficientZeroModelMLP(4, 3, continuous_action_space=True, **options))
-    folded, seed, obs = fold(model), torch.arange(70), torch.randn(70, 4, generator=draws())
-    horizon = ValuePrefix(5 if model.lstm_hidden_size else 1)
-    close([folded.root(obs).prior_logits], [model.initial_inference(obs).policy_logits])
-    quiet = {"gumbel_scale": 0.0}
-    if search is muzero_policy:
-        quiet = {"dirichlet_fraction": 0.0, "temperature": 0.0}
-
-    def plan(rows, recurrent_fn, num_threads=1, workspace=None):
-        policy = partial(
-            search,
-            num_simulations=12,
-            value_prefix=horizon,
-            num_threads=num_threads,
-            workspace=workspace,
-            **quiet,
-        )
-        root, sampler = folded.root(obs[rows]), SAMPLERS[kind]
-        return sampled_policy(root, recurrent_fn, sampler=sampler, policy=policy, seed=seed[rows])
-
-    def called(embedding, action):  # which can't be bound
-        return folded.recurrent_fn(embedding, action)
-
-    called.predicts_prefixes = True
-    plans = [plan(slice(None), model) for model in (folded.recurrent_fn, called)]
-    found, expected = [each.tree.data for each in plans]
-    # Where two choices are as good up to rounding, either may be taken.
-    same = (found["children"] == expected["children"]).flatten(1).all(1)
-    assert same.float().mean() > 0.9
-    for entry in expected.keys():
-        mine, theirs = found[entry][same], expected[entry][same]
-        torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=5e-3)
-    mine, theirs = (each.action[same] for each in plans)
-    assert torch.isclose(mine, theirs, rtol=1e-3, atol=1e-3).all(1).float().mean() > 0.9
-    workspace = Workspace()
-    for num_threads in (1, 1, 2):  # the second works in the memory of the first
-        again = plan(slice(None), folded.recurrent_fn, num_threads, workspace)
-        assert (again.tree.data == found).all()
-    few = plan(slice(3, 5), folded.recurrent_fn)
-    assert (few.tree.data == found[3:5]).all()
 
 
 def test_off_the_cpu_root_batches_are_padded_to_a_few_sizes(monkeypatch):

@@ -13,13 +13,12 @@ from raffia.algorithms.efficientzero.config import (
     TargetConfig,
 )
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
-from raffia.algorithms.efficientzero.observations import draw_augmentation, with_observations
+from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.envs import Box, Discrete, EnvSpec
-from raffia.functional import random_shift
 from raffia.learner import Accumulate, Learner
 from raffia.tensordict import TensorDict
 
-from .small import assert_close, configured, draws
+from .small import assert_close, configured
 
 LINE = EnvSpec(observation_shape=(4,), action=Discrete(3))
 CONFIG = EfficientZeroConfig(
@@ -211,23 +210,6 @@ def test_muzero_is_a_configuration(policy):
     assert not planner.values(batch["frames"][:, 0]).any()  # they start at 0
     planner.refresh(learner.apply(state, found))
     assert planner.values(batch["frames"][:, 0]).any()
-
-
-@pytest.mark.parametrize("frame_stack", [1, 2])
-def test_augmentation_follows_the_shifts_in_the_batch(frame_stack):
-    """Shifted by the learner, or shifted before: the same gradients, bit for bit."""
-    spec = EnvSpec(observation_shape=(2, 6, 5), action=Discrete(3), observation_dtype=torch.uint8)
-    learner = learner_of(spec, frame_stack=frame_stack)
-    state, batch = learner.init(0), batch_of(spec=spec, num_frames=frame_stack)
-    generator = draws(1)
-    batch["augmentation"] = draw_augmentation(9, ["shift"], 2, generator)
-    # In time the shift of the first stack and that of the later ones differ; one that is the
-    # same for both can be made of the frames.
-    batch["augmentation", "shift"][:, 1] = batch["augmentation", "shift"][:, 0]
-    before = batch.exclude("augmentation")
-    before["frames"] = random_shift(batch["frames"], batch["augmentation", "shift"][:, 0])
-    assert not before["frames"].equal(batch["frames"])
-    assert_close(learner.grads(state, batch)[0], learner.grads(state, before)[0])
 
 
 VECTORS = {"observation_shape": (4,), "action": Discrete(2)}

@@ -17,7 +17,6 @@ from raffia.algorithms.efficientzero.loss import (
     discrete_policy_loss,
     sampled_policy_loss,
     scalar_loss,
-    scale_gradient,
     unroll,
 )
 from raffia.algorithms.efficientzero.observations import with_observations
@@ -151,27 +150,6 @@ def test_one_call_for_all_steps_equals_a_call_for_each(kind):
         assert EfficientZeroLoss(batched.model, config).steps is None
 
 
-def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
-    model, batch = small_model(norm_type="LN"), random_batch(num_unrolled=1)
-    first = [model.dynamics_network.fc_dynamics[0].weight]  # makes the latent state of step 1
-    weights = WEIGHTS.clone()
-    for name in ("policy", "value", "value_prefix", "consistency"):
-        weights.zero_()
-        weights[f"{name}_weight"] = torch.tensor(1.0)
-        full, half = (
-            torch.autograd.grad(
-                EfficientZeroLoss(model, LossConfig(unroll_steps=1, gradient_scale=scale))(
-                    batch, weights
-                )[0],
-                first,
-            )[0]
-            for scale in (1.0, 0.5)
-        )
-        assert full.norm() > 0, name
-        assert scale_gradient(full, 0.5).equal(full)
-        torch.testing.assert_close(half, full / 2)
-
-
 def test_images_of_bytes_are_numbers_from_0_to_1():
     torch.manual_seed(0)
     model = EfficientZeroModel((2, 5, 6), 3, num_channels=4, lstm_hidden_size=5, norm_type="LN")
@@ -225,37 +203,6 @@ def test_sampled_policy_loss_is_that_of_a_squashed_normal_distribution():
     expected = -(target * density.log_prob(actions).sum(-1)).sum(-1)
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy, torch.distributions.Normal(mean, std).entropy().sum(-1))
-
-
-@pytest.mark.parametrize("name", ["policy", "value", "value_prefix", "consistency"])
-def test_masked_steps_do_not_count(name):
-    model, batch = small_model(norm_type="LN"), random_batch()
-    loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
-    term = f"{name}_loss"
-    full = loss(batch, WEIGHTS)[1]
-    mask = batch[f"{name}_mask"]
-    batch[f"{name}_mask"] = torch.cat([mask[:, :-1], 0 * mask[:, -1:]], 1)
-    without_last = loss(batch, WEIGHTS)[1]
-    batch[f"{name}_mask"] = torch.cat([0 * mask[:, :-1], mask[:, -1:]], 1)
-    last = loss(batch, WEIGHTS)[1]
-    torch.testing.assert_close(without_last[term] + last[term], full[term])
-    others = {k for k in full if k.endswith("_loss")} - {term}
-    for other in others:
-        assert full[other].equal(without_last[other])
-
-
-def test_the_loss_is_the_weighted_mean_over_segments():
-    model, batch = small_model(norm_type="LN"), random_batch()
-    loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
-    _, metrics = loss(batch, WEIGHTS)
-    each = [loss(batch[i : i + 1], WEIGHTS)[1]["loss"] for i in range(len(batch))]
-    torch.testing.assert_close(metrics["loss"], torch.stack(each).mean())
-    plain = batch.clone()
-    plain["weight"] = torch.ones(7)
-    _, found = loss(plain, WEIGHTS)
-    terms = ("policy", "value", "value_prefix", "consistency")
-    expected = sum(WEIGHTS[f"{name}_weight"] * found[f"{name}_loss"] for name in terms)
-    torch.testing.assert_close(found["loss"], expected)
 
 
 def test_the_entropy_bonus_counts_real_steps():

@@ -85,25 +85,6 @@ def test_each_model_has_its_own_activations_in_all_networks(build, shape):
 
 
 @BOTH
-def test_a_new_model_has_zero_outputs_and_does_not_change_its_inputs(build, shape):
-    torch.manual_seed(7)
-    model, obs = build().double(), torch.randn(3, *shape, dtype=torch.float64)
-    original = obs.clone()
-    root = model.initial_inference(obs)
-    latent = root.latent_state.clone()
-    child = model.recurrent_inference(latent, root.reward_hidden_state, torch.arange(3))
-    model.project(latent)
-    assert torch.equal(obs, original) and torch.equal(root.latent_state, latent)
-    assert torch.equal(root.value_prefix, torch.zeros(3, dtype=torch.float64))
-    assert [s.shape for s in root.reward_hidden_state] == [(1, 3, 6)] * 2
-    assert not any(s.any() or s.dtype != torch.float64 for s in root.reward_hidden_state)
-    assert not any(x.any() for x in (root.value, root.policy_logits, *child[:3]))
-    assert root.latent_state[0].ne(root.latent_state[1]).any()
-    torch.manual_seed(7)
-    assert torch.equal(build().double().initial_inference(obs).latent_state, latent)
-
-
-@BOTH
 def test_all_parameters_learn_and_the_consistency_target_does_not(build, shape):
     model = build(last_linear_layer_init_zero=False)
     _, child = step(model, torch.rand(3, *shape))
@@ -115,18 +96,6 @@ def test_all_parameters_learn_and_the_consistency_target_does_not(build, shape):
     assert not [n for n in without.state_dict() if n.startswith(("projection", "prediction_head"))]
     with pytest.raises(RuntimeError, match="self_supervised_learning_loss=True"):
         without.project(torch.rand(2, 8))
-
-
-@BOTH
-def test_supports_are_those_of_the_arguments(build, shape):
-    model = build(reward_support_range=(-2, 3, 1), value_support_range=(-10, 11, 0.5))
-    _, child = step(model, torch.rand(3, *shape))
-    assert child.value_prefix.shape == (3, 5) and child.value.shape == (3, 42)
-    assert model.decode_reward(child.value_prefix).shape == (3,)
-    with pytest.raises(ValueError, match="5 entries"):
-        model.decode_reward(child.value)
-    spike = torch.full((1, 42), -99.0).index_fill(1, torch.tensor([20 + 3]), 99.0)
-    assert model.decode_value(spike).item() == pytest.approx(2.5**2 - 1, rel=1e-2)  # of h 1.5
 
 
 @BOTH

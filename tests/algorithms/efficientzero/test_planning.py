@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero import EfficientZeroConfig, planning
+from raffia.algorithms.efficientzero import EfficientZeroConfig
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.config import (
     LossConfig,
@@ -14,7 +14,6 @@ from raffia.algorithms.efficientzero.config import (
     TargetConfig,
 )
 from raffia.envs import Box, Discrete, EnvSpec
-from raffia.search.policies import root_dirichlet, root_gumbel
 from raffia.tensordict import TensorDict
 
 from . import small
@@ -53,40 +52,6 @@ def test_the_player_to_move_and_the_legal_actions_go_into_the_search():
     one = planner_of(replace(BOARD, num_players=1)).plan(state, **quiet)
     assert not torch.allclose(two.root_value, one.root_value)  # the other's gain is a loss
     assert bool((two.action_weights[:, 2] == 0).all())
-
-
-@pytest.mark.parametrize("policy", ["muzero", "gumbel"])
-@pytest.mark.parametrize(("noise", "temperature"), [(True, 1.0), (True, 0.0), (False, 0.0)])
-def test_a_search_gets_the_settings(policy, noise, temperature, monkeypatch):
-    settings, original = {}, getattr(planning, f"{policy}_policy")
-
-    def recording(root, recurrent_fn, **options):
-        settings.update(options)
-        return original(root, recurrent_fn, **options)
-
-    monkeypatch.setattr(planning, f"{policy}_policy", recording)
-    config = small.configured(CONFIG, search={"policy": policy, "max_considered": 2})
-    planner = planner_of(config=config, num_threads=2)
-    state, seed = state_of(70), torch.arange(70)
-    planner.plan(state, noise=noise, temperature=temperature, seed=seed)
-    assert settings["num_simulations"] == 6 and settings["discount"] == 0.9
-    assert settings["value_prefix"].horizon == 3
-    assert settings["num_threads"] == 2  # of 64 roots or more
-    if policy == "gumbel":
-        assert settings["max_considered"] == 2
-        gumbel = root_gumbel(seed, 3, planning.CHOICE)
-        assert settings["root_gumbel"].equal(gumbel * float(noise or temperature > 0))
-    else:
-        assert settings["dirichlet_fraction"] == (0.4 if noise else 0.0)
-        assert settings["temperature"] == temperature
-        noised = root_dirichlet(seed, 3, 0.7, state["action_mask"], planning.NOISE)
-        assert "dirichlet" not in settings or settings["dirichlet"].equal(noised)
-        assert ("dirichlet" in settings) == noise and ("action_gumbel" in settings) == (
-            temperature > 0
-        )
-    planner.plan(state_of(3), num_simulations=2, noise=False, temperature=0.0)
-    assert settings["num_threads"] == 1 and settings["num_simulations"] == 2
-    assert planner.num_simulations == 70 * 6 + 3 * 2
 
 
 @pytest.mark.parametrize("kind", ["muzero", "gumbel", "continuous"])

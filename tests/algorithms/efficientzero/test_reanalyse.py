@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from raffia.algorithms.efficientzero import EfficientZeroConfig, EfficientZeroLearner, Planner
-from raffia.algorithms.efficientzero.actor import replay_entries
 from raffia.algorithms.efficientzero.config import (
     LossConfig,
     ModelConfig,
@@ -77,24 +76,6 @@ def segments_of(replay, index):
     return replay.read(torch.tensor(index))
 
 
-def test_each_step_is_searched_once_and_the_end_is_not():
-    planner, replay = planner_of(), replay_of()
-    searched = []
-    plan = planner.plan
-    planner.plan = lambda state, **options: searched.append(state) or plan(state, **options)
-    reanalyzed = reanalyze(segments_of(replay, [3, 4, 3, 11]), planner, generator=draws())
-    state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
-    entries = replay_entries(plan(state, generator=draws()))
-    assert {*entries.keys()} - {"action"} == {*reanalyzed.keys()} - {"step_index"}
-    assert len(searched) == 1
-    assert reanalyzed["step_index"].tolist() == [3, 4, 5, 6, 11]  # 12 is the closing row
-    assert searched[0]["observation"].equal(
-        segments_of(replay, [3, 4, 5, 6, 11])["observation"][:, 0]
-    )
-    assert reanalyzed["policy"].sum(-1).sub(1).abs().max() < 1e-6
-    assert sorted(reanalyzed.keys()) == ["policy", "step_index", "value"]
-
-
 def test_steps_that_are_not_searched_again_stay_as_stored():
     planner = planner_of(config=configured(targets={"reanalyze_ratio": 0.5}))
     segments = segments_of(replay_of(), [3, 8, 1, 6])  # the last row of 1..3, the last of 6..8
@@ -105,20 +86,6 @@ def test_steps_that_are_not_searched_again_stay_as_stored():
     for ratio in (0.0, 0.1):  # of 4 segments
         planner = planner_of(config=configured(targets={"reanalyze_ratio": ratio}))
         assert make_batch(segments, planner, generator=draws())[1] is None
-
-
-@pytest.mark.parametrize("policy", ["muzero", "gumbel"])
-def test_reanalysis_noise_follows_the_config(policy):
-    segments = segments_of(replay_of(), list(range(12)))
-    quiet, noisy = (
-        planner_of(config=configured(targets={"reanalyze_noise": on}, search={"policy": policy}))
-        for on in (False, True)
-    )
-    first, second = (reanalyze(segments, quiet, generator=draws(seed)) for seed in (0, 1))
-    assert first["policy"].equal(second["policy"])
-    assert (first["policy"] > 0).all() or policy == "muzero"
-    found = [reanalyze(segments, noisy, generator=draws(seed))["policy"] for seed in (0, 0, 1)]
-    assert found[0].equal(found[1]) and not found[0].equal(found[2])
 
 
 @pytest.mark.parametrize("bootstrap", ["search", "network"])
@@ -158,24 +125,6 @@ def test_only_legal_actions_of_games_of_two_get_visits():
         reanalyzed["value"]
     )
     assert not legal.all() and batch["target_policy"].shape == (12, 3, 4)
-
-
-def test_continuous_actions_are_sampled_again():
-    spec = EnvSpec(observation_shape=(3,), action=Box((-2.0, 1.0), (-1.0, 3.0)))
-    planner, replay = planner_of(spec), replay_of(spec)
-    segments = segments_of(replay, [0, 5])
-    batch, reanalyzed = make_batch(segments, planner, generator=draws())
-    assert reanalyzed["sampled_actions"].shape == (6, 5, 2)
-    assert batch["sampled_actions"].flatten(0, 1).equal(reanalyzed["sampled_actions"])
-    assert batch["target_policy"].flatten(0, 1).equal(reanalyzed["policy"])
-    low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
-    drawn = batch["sampled_actions"]
-    assert ((drawn > low) & (drawn < high)).all()
-    assert replay.update(reanalyzed["step_index"], reanalyzed.exclude("step_index")) == 0
-    after = segments_of(replay, list(range(12)))
-    assert after["value"][reanalyzed["step_index"], 0].equal(reanalyzed["value"])
-    assert after["value"][3, 0] == 50
-    assert segments_of(replay, [5])["sampled_actions"][0, 0].equal(reanalyzed["sampled_actions"][3])
 
 
 @pytest.mark.slow

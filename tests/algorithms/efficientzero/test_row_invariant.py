@@ -11,7 +11,6 @@ from raffia.algorithms.efficientzero import fold, make_model
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.row_invariant import (
     RowInvariantConv2d,
-    in_blocks,
     row_invariant,
 )
 from raffia.envs import Box, Discrete, EnvSpec
@@ -97,19 +96,6 @@ def test_plain_layers_are_not_row_invariant():
     x = torch.rand(21, 64)
     expected = layer(x)
     assert not all(layer(x[:num]).equal(expected[:num]) for num in range(1, 17))
-
-
-@pytest.mark.parametrize("num", [1, 2, 15, 16, 17, 32])
-def test_blocks_are_of_16_rows(num):
-    sizes = []
-
-    def function(x):
-        sizes.append(len(x))
-        return 2 * x
-
-    x = torch.rand(num, 3)
-    assert in_blocks(function, x).equal(2 * x)
-    assert sizes == [16 if num <= 16 else 32]
 
 
 def test_row_invariant_networks_equal_the_plain_ones():

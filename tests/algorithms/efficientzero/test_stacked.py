@@ -140,30 +140,3 @@ def test_each_member_has_its_own_discount():
     assert stacked.number("dirichlet_fraction", 6) == CONFIG.search.dirichlet_fraction
     first = alone[0][0].plan(state[2:4], noise=False, temperature=0.0)
     assert not torch.equal(first.root_value, found.root_value[2:4])
-
-
-def test_each_member_has_its_own_noise():
-    stacked, _ = planners_with(dirichlet_fraction=[0.0, 0.25, 1.0])
-    state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
-    settings = {"temperature": 0.0, "num_simulations": 8}
-    quiet = stacked.plan(state, noise=False, **settings)
-    noisy = stacked.plan(state, generator=draws(0), **settings)
-    prior = [plan.tree.data["prior"][:, 0] for plan in (quiet, noisy)]
-    moved = (prior[0] - prior[1]).abs().sum(-1)
-    assert moved[:2].max() < 1e-6 and moved[2:].min() > 1e-2
-
-
-def test_each_member_has_its_own_temperature():
-    """A factor on the requested temperature: 0 takes the most visited action."""
-    stacked, _ = planners_with(temperature=[0.0, 1.0, 1e6])
-    one = torch.rand(1, 4)
-    state = TensorDict(observation=one.expand(900, 4), batch_size=[900])
-    plan = stacked.plan(state, noise=False, generator=draws(0))
-    actions = plan.action.view(3, 300).float()
-    visits = plan.action_weights[[0, 300, 600]]
-    assert bool((actions[0] == visits[0].argmax()).all())
-    drawn = torch.stack([torch.bincount(row.long(), minlength=3) / 300 for row in actions])
-    torch.testing.assert_close(drawn[1], visits[1], rtol=0, atol=0.1)
-    torch.testing.assert_close(drawn[2], torch.full((3,), 1 / 3), rtol=0, atol=0.1)
-    greedy = stacked.plan(state, noise=False, temperature=0.0)
-    assert bool((greedy.action.view(3, 300) == visits.argmax(-1, keepdim=True)).all())

@@ -173,18 +173,6 @@ def test_no_value_is_requested_after_a_termination():
         batch_of(replay, Table(torch.zeros(10), configured(2, 2)), [0])
 
 
-@pytest.mark.parametrize(
-    ("horizon", "prefixes"), [(3, [[1, 3, 6, 4, 9, 9, 0]]), (1, [[1, 2, 3, 4, 5, 0, 0]])]
-)
-def test_value_prefixes_restart_and_actions_after_the_end_are_drawn(horizon, prefixes):
-    config = configured(7, 1, horizon=horizon)
-    replay = replay_of([([1.0, 2.0, 3.0, 4.0, 5.0], 0, "terminated", {})], config)
-    batch = batch_of(replay, Table(torch.zeros(6), config), [0] * 200)
-    assert batch["target_value_prefix"][:1].tolist() == prefixes
-    assert batch["action"][:, :5].eq(2).all()
-    assert [batch["action"][:, k].unique().tolist() for k in (5, 6)] == [[0, 1, 2]] * 2
-
-
 def test_continuous_actions_come_with_the_sampled_actions():
     config = configured(3, 1)
     spec = EnvSpec(observation_shape=(1,), action=Box((-1.0, 2.0), (1.0, 6.0)))

@@ -3,7 +3,6 @@
 import inspect
 import json
 import math
-from dataclasses import fields
 
 import pytest
 import torch
@@ -183,35 +182,6 @@ def test_the_published_arguments():
         "remove_prefix_position_embs qv_kwargs policy_kwargs target_kwargs skip_policy_on_train "
         "detach_full_policy"
     )
-
-
-def test_each_field_of_the_config_is_an_attribute():
-    agent = small_agent()
-    for part in ("loss", "target", "optimizer", "model"):
-        settings = getattr(agent.config, part)
-        for field in fields(settings):
-            if field.name in ("trunk", "policy", "target"):
-                continue
-            name = {"learning_rate": "lr"}.get(field.name, field.name)
-            assert getattr(agent, name) == getattr(settings, field.name), name
-            value = 0.75 if field.type == "float" else getattr(settings, field.name)
-            setattr(agent, name, value)
-            assert getattr(getattr(agent.config, part), field.name) == value, name
-            assert (name in agent.hyper_names) == field.type.startswith("float")
-    assert "batch_size" in agent.hyper_names
-
-
-def test_a_changed_setting_takes_effect():
-    agent, batch = small_agent(net={"dropout": 0.0}), rows()
-    first = agent.get_loss(batch)[1]["v_loss"]
-    agent.tau = 0.9
-    assert agent.get_loss(batch)[1]["v_loss"] != first
-    agent.lr = 0.0
-    before = tensors_of(agent)
-    agent.learn()
-    assert all(torch.equal(before[n], p) for n, p in agent.model.named_parameters(prefix="model"))
-    agent.dm_weight = 1.0
-    assert "dm_loss" in agent.learn().keys()
 
 
 def test_invalid_settings_are_refused():

@@ -9,28 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raffia.algorithms.ilql import ILQL, ILQLLearner, ILQLModel, make_target
+from raffia.algorithms.ilql import ILQL
 from raffia.lm.lora import add_lora
 from raffia.tensordict import DamagedFileError
 
 from .agents import data, rows, same, small_agent, tensors_of, with_loss
 
 SEPARATE = {"policy": "separate", "target": "trunk"}
-
-
-@pytest.mark.parametrize("net", [{}, SEPARATE])
-def test_an_update_is_the_learners(net):
-    agent = small_agent(net=net, alpha=0.1, beta=0.5)
-    learner = ILQLLearner(agent.config)
-    state = learner.state_of(agent.model)
-    for number, batch in zip(range(3), agent.dataset.batches(0, 0, 4), strict=False):
-        update, metrics = learner.grads(state, batch)
-        state = learner.apply(state, update)
-        assert agent.learn()["loss"] == metrics["loss"], number
-    for part, module in (("params", agent.model), ("target", agent.target)):
-        for name, parameter in module.named_parameters():
-            assert torch.equal(parameter, state[(part, *name.split("."))]), (part, name)
-    assert agent.step == 3
 
 
 @pytest.mark.parametrize("net", [{}, SEPARATE])
@@ -49,67 +34,6 @@ def test_an_update_is_that_of_torchs_adamw_on_the_loss(net):
         other.soft_update()
     for name, parameter in agent.named_parameters():
         torch.testing.assert_close(parameter, other.get_parameter(name), rtol=1e-6, atol=1e-7)
-
-
-def test_evaluation_mode_and_torchs_generator_do_not_change_the_update():
-    first, second = small_agent(), small_agent().eval()
-    first.learn()
-    torch.manual_seed(5)
-    drawn = torch.get_rng_state()
-    second.learn()
-    assert torch.equal(torch.get_rng_state(), drawn) and not second.training
-    assert same(tensors_of(first), tensors_of(second))
-    third = small_agent()
-    third.seed = 1  # other rows, other dropout
-    third.learn()
-    assert not same(tensors_of(first), tensors_of(third))
-
-
-def test_learn_iterates_over_the_data_in_epochs():
-    agent = small_agent()
-    batches = []
-    agent.prepare_inputs = lambda items, old=agent.prepare_inputs: (
-        batches.append(items) or old(items)
-    )
-    for _ in range(3):
-        agent.learn()
-    assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == list(range(12))
-    agent.batch_size = 6
-    agent.learn()
-    assert len(batches[-1]["tokens"]) == 6
-
-
-@pytest.mark.parametrize("net", [{}, SEPARATE])
-def test_a_clone_learns_as_the_agent_does_and_independently(net):
-    """In AgileRL a clone loses the optimiser's state."""
-    agent = small_agent(net=net, index=1, mutation="lr")
-    agent.learn(), agent.fitness.append(0.5)
-    other = agent.clone(index=2)
-    assert (other.index, other.mutation, other.fitness) == (2, "lr", [0.5])
-    assert agent.clone().index == 1 and other.dataset is agent.dataset
-    agent.learn()
-    after = tensors_of(agent)
-    assert not same(tensors_of(other), after)
-    other.learn()
-    assert same(tensors_of(other), after)
-    other.learn(), other.hardUpdate(), other.fitness.append(1.0)
-    other.tau = 0.9
-    assert same(tensors_of(agent), after) and agent.fitness == [0.5] and agent.tau == 0.6
-    mine = {p.data_ptr() for p in agent.parameters()}
-    assert mine.isdisjoint(p.data_ptr() for p in other.parameters())
-
-
-def test_other_networks_can_be_installed(tmp_path):
-    agent = small_agent()
-    agent.learn()
-    shape = replace(agent.config.model, trunk=replace(agent.config.model.trunk, n_layer=3))
-    model = ILQLModel(shape)
-    agent.install(model, make_target(model), replace(agent.config, model=shape))
-    other = agent.clone()
-    agent.learn(), other.learn()
-    assert same(tensors_of(agent), tensors_of(other)) and agent.net_config["n_layer"] == 3
-    agent.save_checkpoint(tmp_path)
-    assert len(ILQL.from_checkpoint(tmp_path).model.trunk.h) == 3
 
 
 KINDS = {

@@ -8,10 +8,9 @@ import torch
 from raffia.algorithms.ilql import ILQL, ILQLConfig, ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.algorithms.ilql.model import EvolvableHead, Head
-from raffia.algorithms.ilql.model_scorer import CompiledHeads, ModelScorer, QHeads
+from raffia.algorithms.ilql.model_scorer import QHeads
 from raffia.evolution import MutationConfig
-from raffia.evolution.mutate import mutate, networks_with_form
-from raffia.lm.decoding.scorer import Needs
+from raffia.evolution.mutate import mutate
 from raffia.recipes.ilql.networks import Networks
 
 from .small import batch_of
@@ -61,18 +60,6 @@ def outputs(networks, state):
                            for i, q in enumerate(getattr(out, part))}}  # fmt: skip
 
 
-@ARRANGEMENTS
-def test_heads_begin_with_one_layer(arrangement):
-    learner = learner_of(model={**EVOLVABLE, **arrangement})
-    state = learner.init(0)
-    names = ["q1", "q2", "v"] if arrangement.get("double_q", True) else ["q1", "v"]
-    assert networks_with_form(state) == [(name,) for name in names]
-    for name in names:
-        head = getattr(learner.make_model(0), name)
-        assert head.num_nodes == [32, 0, 0] and head.width_mask.shape == (3, 48)
-    assert EvolvableHead(16, 1).width_mask.shape == (3, 64)
-
-
 def test_one_output_equals_that_entry_of_all_outputs():
     torch.manual_seed(0)
     for head in (Head(4, 10), EvolvableHead(4, 10, max_layers=2)):
@@ -99,23 +86,6 @@ def test_growing_a_head_does_not_change_its_outputs(arrangement, growth):
                 assert all(later[name].equal(value) for name, value in before.items())
                 grown += 1
     assert grown > 3
-
-
-def test_decoding_without_the_compiled_call_gives_the_heads_outputs():
-    learner = learner_of(model=EVOLVABLE)
-    networks, needs = Networks(learner.config), Needs(policy=True, values=True)
-    for state in members(learner).unbind(0):
-        networks.refresh(state)
-        model, target = networks.model, networks.target
-        assert CompiledHeads.of(model, target) is None
-        scorer = ModelScorer(model, target)
-        with torch.no_grad():
-            rows, _ = scorer.start([[1, 2, 3], [4, 5, 6]], needs, 5)
-            found = rows.advance(torch.tensor([7, 8]))
-            hidden = model.trunk(torch.tensor([[1, 2, 3, 7], [4, 5, 6, 8]]))[:, -1]
-            q = torch.minimum(target.q1(hidden), target.q2(hidden))
-        torch.testing.assert_close(found.target_q, q, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found.v, model.value(hidden), rtol=1e-4, atol=1e-5)
 
 
 def agent_with(config):

@@ -220,16 +220,6 @@ def test_lerobot_in_both_layouts(tmp_path, version):
     assert set(first.keys()) == set(names.split())
 
 
-def test_lerobot_with_rewards_and_ends_of_a_known_kind(tmp_path):
-    rows = {"episode_index": [0, 0], "next.reward": [0.5, 1.0], "next.done": [False, True]}
-    folder = lerobot(tmp_path, "v2.0", {"episode_000000.parquet": rows})
-    (episode,) = read_lerobot(folder, columns={"next.done": "terminated"})
-    assert episode["reward"].tolist() == [0.5, 1.0]
-    assert episode["terminated"].tolist() == [False, True] and not episode["truncated"].any()
-    (unknown,) = read_lerobot(folder)
-    assert unknown["reward"].tolist() == [0.5] and not unknown["terminated"].any()
-
-
 def test_folders_without_a_lerobot_data_set_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"meta.info\.json"):
         read_lerobot(tmp_path)

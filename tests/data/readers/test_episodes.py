@@ -203,21 +203,6 @@ def test_columns_that_do_not_fit_the_file_are_refused(form, tmp_path):
         assert re.search(why, error(form, path, columns=columns).why)
 
 
-@pytest.mark.parametrize("name", ["obs", "reward"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused_by_default(form, tmp_path, name, bad):
-    source = simple(3)
-    source[name][1] = bad
-    path = form.write(tmp_path, [simple(2), source])
-    found = error(form, path)
-    column = "next.obs" if form.by_step and name == "obs" else name
-    step = 0 if form.by_step and name == "obs" else 1
-    assert found.where in [form.where(1, 2, step, column), form.where(1, 2, 1, name)]
-    assert found.why == f"it contains {bad}; to accept NaN and infinity: allow_nan=True"
-    td = list(form.read(path, allow_nan=True))[1]
-    assert torch.equal(td[name].isfinite(), torch.from_numpy(np.isfinite(source[name][:3])))
-
-
 def test_unfinished_episodes_and_unusual_columns_can_be_read(form, tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no (file|folder) .*absent"):
         form.read(tmp_path / "absent")

@@ -48,27 +48,6 @@ def error(path, **options):
     return caught.value
 
 
-def test_a_line_is_an_episode_or_a_step(tmp_path):
-    text = json.dumps(EPISODE).encode()
-    for td in read_json_lines(write(tmp_path, [text + b"\r\n", b"  " + text + b"\t \n", text])):
-        assert td["obs"].tolist() == [[0.5, 1.0], [2.0, 3.0]]
-        assert td["next", "obs"].tolist() == [[2.0, 3.0], [4.0, 5.0]]
-        assert td["reward"].dtype is torch.float32 and td["action"].dtype is torch.int64
-        assert td["terminated"].dtype is torch.bool
-    one, other = read_json_lines(write(tmp_path, STEPS))
-    assert (one == other).all() and one["obs"].tolist() == [[0.5, 0.0], [0.5, 1.0]]
-    assert one["next", "obs"].tolist() == [[1.5, 0.0], [1.5, 1.0]]
-    assert "episode" not in one.keys()
-    (td,) = read_json_lines(write(tmp_path, [EPISODE | {"episode": 3}]))
-    assert "episode" not in td.keys()
-    (td,) = read_json_lines(write(tmp_path, [EPISODE | {"episode": [3, 4]}]))
-    assert td["episode"].tolist() == [3, 4]
-    steps = [{("run" if key == "episode" else key): x for key, x in s.items()} for s in STEPS]
-    steps[2]["note"] = "here"  # a left out column may be on some lines only
-    columns = {"run": "episode", "note": None, "remark": None}
-    assert len(list(read_json_lines(write(tmp_path, steps), columns=columns))) == 2
-
-
 def second(line, where, why):
     """A file whose second line is no object."""
     return [EPISODE, line], f"line 2{where}", why
@@ -143,20 +122,6 @@ def test_errors_name_the_line_and_the_reason(tmp_path, lines, where, why):
     assert found.where == where or (why == "damaged" and found.where.startswith(where))
 
 
-def test_a_file_is_read_only_as_far_as_needed(tmp_path):
-    episodes = iter(read_json_lines(write(tmp_path, [EPISODE, EPISODE, b"{oops\n"])))
-    next(episodes), next(episodes)
-    with pytest.raises(MalformedDataError, match="line 3, character 2: it is not JSON"):
-        next(episodes)
-
-
-def test_a_long_line_is_read_only_on_request(tmp_path):
-    path = write(tmp_path, [EPISODE, EPISODE | {"note": "x" * 10_000}])
-    found = error(path, max_line_bytes=1000)
-    assert found.where == "line 2" and "longer than 1000 bytes; to read it raise max" in found.why
-    assert len(list(read_json_lines(path, columns={"note": None}))) == 2
-
-
 @pytest.mark.parametrize("zipped", [False, True])
 def test_an_endless_line_takes_no_more_memory_than_allowed(tmp_path, zipped):
     text = b'{"a": "' + b"x" * 50_000_000
@@ -204,16 +169,6 @@ def test_integers_become_floats_but_not_the_reverse(tmp_path):
     assert one["obs"].dtype is torch.float32 and one["next", "obs"].dtype is torch.float32
 
 
-def test_dtypes_are_chosen(tmp_path):
-    path = write(tmp_path, [EPISODE | {"obs": [[0], [128], [255]], "info": {"x": [0.1, 0.2]}}])
-    dtypes = {"obs": torch.uint8, "action": torch.int32, ("info", "x"): torch.bfloat16}
-    (td,) = read_json_lines(path, dtypes=dtypes, float_dtype=torch.float64)
-    assert td["obs"].dtype is td["next", "obs"].dtype is torch.uint8
-    assert td["next", "obs"].tolist() == [[128], [255]]
-    assert td["action"].dtype is torch.int32 and td["info", "x"].dtype is torch.bfloat16
-    assert td["reward"].dtype is torch.float64
-
-
 def test_invalid_dtypes_are_refused(tmp_path):
     for dtype, value, why in [
         (torch.uint8, [[1], [256], [0]], "256 does not fit torch.uint8"),
@@ -242,16 +197,6 @@ def container(**changes):
         "truncated": torch.tensor([False, False]),
     }
     return TensorDict(entries | changes, batch_size=[2])
-
-
-def test_numbers_are_written_exactly(tmp_path):
-    for dtype in torch.float32, torch.float64, torch.bfloat16:
-        obs = torch.randn(2, 50, dtype=dtype) * 1e-3
-        exact = container(obs=obs, next={"obs": obs + 1}, big=torch.tensor([2**63 - 1, -(2**63)]))
-        write_json_lines(tmp_path / "a.jsonl", [exact])
-        dtypes = {"obs": dtype, "reward": torch.float32}
-        (again,) = read_json_lines(tmp_path / "a.jsonl", dtypes=dtypes)
-        assert torch.equal(again["obs"], obs) and torch.equal(again["big"], exact["big"])
 
 
 def test_files_that_are_written(tmp_path):

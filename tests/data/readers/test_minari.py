@@ -6,7 +6,6 @@ import os
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from raffia.data.readers import MalformedDataError, read_minari
 
@@ -69,34 +68,6 @@ def test_episodes_are_counted_indexed_and_iterated_in_order(tmp_path):
     with h5py.File(tmp_path / "data" / "main_data.hdf5", "a") as file:  # which locks it
         file["episode_1/actions"][0] = 9
     assert next(again)["action"].tolist() == [9, 1]
-
-
-DTYPES = "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 c8 c16 >f4 >i8 >u2".split()
-
-
-def test_arrays_of_any_dtype_and_layout(tmp_path):
-    image = np.arange(4 * 5 * 6, dtype=np.uint8).reshape(4, 5, 6)
-    numbers = {name: np.arange(3).astype(name) for name in DTYPES}
-
-    def add(file):
-        odd = np.array([True, False, True])
-        group = fill(file.create_group("episode_0"), observations=None, **numbers, odd=odd)
-        options = {"chunks": (2, 3, 6), "compression": "gzip", "shuffle": True, "fletcher32": True}
-        group.create_dataset("observations/image/_index_0", data=image, **options)
-        group.create_dataset("observations/image/_index_1", data=image[:, 0], maxshape=(None, 6))
-        group["infos/speed"], group["infos/hit"] = np.arange(4), np.arange(3)
-
-    (td,) = read_minari(made(tmp_path, add, 0))
-    for name in DTYPES:
-        expected = torch.from_numpy(np.arange(3).astype(np.dtype(name).newbyteorder("=")))
-        assert td[name].dtype is expected.dtype and torch.equal(td[name], expected)
-    assert td["odd"].tolist() == [True, False, True] and td["reward"].dtype is torch.float64
-    assert torch.equal(td["obs", "image", "_index_0"], torch.from_numpy(image[:3]))
-    assert torch.equal(td["next", "obs", "image", "_index_1"], torch.from_numpy(image[1:, 0]))
-    # infos have the length of the observations or of the steps
-    assert td["info", "speed"].tolist() == [0, 1, 2] == td["info", "hit"].tolist()
-    assert td["next", "info", "speed"].tolist() == [1, 2, 3]
-    assert ("next", "info", "hit") not in td.keys(True)
 
 
 def test_metadata_and_attributes(tmp_path):
@@ -198,29 +169,8 @@ def attributes(**changes):
     return lambda file: file["episode_0"].attrs.update(changes)
 
 
-def second(**more):
-    return lambda file: fill(file.create_group("episode_1"), **more)
-
-
 def put(name, value):
     return lambda file: file.__setitem__(name, value)
-
-
-@pytest.mark.parametrize(
-    ("add", "why"),
-    [
-        (attributes(total_steps=2), "episode_0: it has 3 steps, but its attribute .* is 2"),
-        (attributes(total_steps=[3, 3]), r"episode_0: it has 3 steps, .* total_steps is \[3, 3\]"),
-        (second(observations=np.ones((4, 5))), r"episode_1/observations: .*shape \[5\], in the f"),
-        (second(rewards=None, **{"rewards/x": np.ones(3)}), "there is no 'reward'"),
-        (put("episode_1", h5py.ExternalLink("other.h5", "/")), "it is a link to another location"),
-        (put("episode_1", np.ones(3)), "episode_1: it is not a group"),
-    ],
-)
-def test_episodes_that_are_refused(tmp_path, add, why):
-    episodes = read_minari(made(tmp_path, add))
-    with pytest.raises(MalformedDataError, match=why):
-        episodes[-1]  # whichever is read first
 
 
 def test_an_attribute_that_is_a_reference_is_refused(tmp_path):

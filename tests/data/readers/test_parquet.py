@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from raffia.data.readers import MalformedDataError, read_parquet
 
@@ -48,74 +47,6 @@ def error(path, **options):
     with pytest.raises(MalformedDataError) as caught:
         list(read_parquet(path, **options))
     return caught.value
-
-
-def test_a_row_is_a_step_or_an_episode(tmp_path):
-    by_step = read_parquet(write(tmp_path, steps()))
-    found = list(by_step)
-    by_episode = read_parquet(write(tmp_path, episodes()))
-    for one, other in zip(found, by_episode, strict=True):
-        assert (one == other).all() and "episode" not in one.keys()
-    assert len(by_episode) == 2 and repr(by_episode).endswith("data.parquet', 2 episodes)")
-    assert not hasattr(by_step, "__len__") and repr(by_step).endswith("data.parquet', 4 steps)")
-
-
-def test_dtypes_follow_the_file(tmp_path):
-    types = "halffloat float double int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
-    columns = {n: pa.array(np.array([0, 1, 1, 0], "f2")).cast(n) for n in types[:3]}
-    columns |= {n: pa.array([0, 1, 1, 0], pa.int8()).cast(n) for n in types[3:]}
-    (one, _) = read_parquet(write(tmp_path, steps(**columns)))
-    for name in types:
-        wanted = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(name, name)
-        assert one[name].dtype is getattr(torch, wanted) and one[name].tolist() == [0, 1]
-    assert one["obs"].dtype is torch.float64
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pa.list_(pa.float32()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 2)],
-    ids=str,
-)
-def test_all_kinds_of_lists(tmp_path, kind):
-    columns = {name: pa.array(steps()[name], kind) for name in ("obs", "next_obs")}
-    nested = pa.array(episodes()["obs"], pa.large_list(kind))
-    for rows in (steps(**columns), episodes(obs=nested)):
-        _, other = read_parquet(write(tmp_path, rows))
-        assert other["obs"].tolist() == [[5.0, 6.0], [6.0, 7.0]]
-        assert other["next", "obs"].tolist() == [[6.0, 7.0], [7.0, 8.0]]
-
-
-def test_structs_names_and_left_out_columns(tmp_path):
-    obs = [{"x": [1.0, 2.0, 3.0], "more": {"y": [[1], [2], [3]]}}] * 2
-    one, _ = read_parquet(write(tmp_path, episodes(obs=obs)))
-    assert one["next", "obs", "more", "y"].tolist() == [[2], [3]]
-    more = {
-        "obs.x": [1, 2, 3, 4],
-        "more": [{"x": i} for i in range(4)],
-        "note": list("abc") + [None],
-    }
-    _, other = read_parquet(write(tmp_path, steps(**more)), columns={"note": None})
-    assert other["obs.x"].tolist() == [3, 4] and other["more", "x"].tolist() == [2, 3]
-    names = pa.array(["a", "a", "b", "b"]).dictionary_encode()
-    assert len(list(read_parquet(write(tmp_path, steps(episode=names))))) == 2
-    path = write(tmp_path, steps(run=names, episode=None))
-    assert len(list(read_parquet(path, columns={"run": "episode"}))) == 2
-    for name in ["a", "b"], [1, 2], ["a", None]:
-        (one, _) = read_parquet(write(tmp_path, episodes(episode=name)))
-        assert "episode" not in one.keys()
-
-
-def test_episodes_may_be_longer_than_a_block(tmp_path):
-    counts = [1, 6000, 3, 2188, 5000, 1]  # 4096 rows are a block; 8192 steps end an episode
-    number = np.repeat(np.arange(len(counts)), counts)
-    last = np.append(np.diff(number) > 0, True)
-    obs = np.arange(len(number))
-    columns = {"episode": [f"e{n}" for n in number], "obs": obs, "next_obs": obs + 1}
-    columns |= {"action": obs, "reward": obs / 2, "terminated": last, "truncated": ~last & last}
-    for size in 700, 10**6:
-        found = list(read_parquet(write(tmp_path, columns, row_group_size=size)))
-        assert [len(td) for td in found] == counts
-        assert torch.equal(torch.cat([td["obs"] for td in found]), torch.from_numpy(obs))
 
 
 DEEP_DICT = functools.reduce(lambda x, _: {"a": x}, range(40), 1)
@@ -195,16 +126,6 @@ def test_a_file_that_is_not_parquet_was_cut_off_or_has_no_rows(tmp_path, content
     assert error(write(tmp_path, pa.table(steps()).slice(0, 0))).why == "it has no rows"
 
 
-def test_a_changed_page_is_found_by_its_check_sum(tmp_path):
-    path = write(tmp_path, steps(), write_page_checksum=True, compression=None)
-    raw = bytearray(path.read_bytes())
-    at = raw.index(np.array([5.0, 6.0]).tobytes())
-    raw[at] ^= 1
-    path.write_bytes(raw)
-    found = error(path)
-    assert found.where == "row 0" and "cannot be read (OSError" in found.why
-
-
 def test_only_a_part_of_the_file_is_in_memory(tmp_path):
     def peak(number):
         table = pa.table(episodes(obs=[np.zeros((3, 10**5)).tolist()] * 2))
@@ -250,22 +171,6 @@ def write_shards(folder, table, cuts):
         pq.write_table(table.slice(start, stop - start), folder / f"part-{8 + number}.parquet")
     (folder / "README.md").write_text("no episodes")
     return folder
-
-
-@pytest.mark.parametrize("columns", [steps, episodes])
-@pytest.mark.parametrize("cuts", [[1], [2], [1, 3], [1, 2, 3], []])
-def test_a_folder_of_files_is_read_as_one_file(tmp_path, columns, cuts):
-    table = pa.table(columns())
-    cuts = [cut for cut in cuts if cut < table.num_rows]
-    expected = list(read_parquet(write(tmp_path, table)))
-    reader = read_parquet(write_shards(tmp_path / "shards", table, cuts))
-    for _ in range(2):
-        found = list(reader)
-        assert len(found) == len(expected) == 2
-        for one, other in zip(found, expected, strict=True):
-            assert (one == other).all()
-    rows = "2 episodes" if columns is episodes else "4 steps"
-    assert repr(reader).endswith(f"shards', {rows})")
 
 
 def test_files_of_a_folder_must_have_equal_columns_and_contiguous_episodes(tmp_path):

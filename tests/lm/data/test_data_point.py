@@ -32,13 +32,6 @@ def test_the_numeric_cases(cases, tokenizer):
         check(point, case["expect"])
 
 
-def test_the_rows_of_the_exact_task(cases, exact_tokenizer):
-    for row in cases["exact_rows"]:
-        point = DataPoint.from_obs(Dialogue(row["sequence"]), exact_tokenizer)
-        check(point, row)
-        assert point.episode_return == pytest.approx(row["ret"])
-
-
 class Short(TokenReward):
     def get_token_reward(self, tokens):
         return [0.0]
@@ -106,11 +99,3 @@ def test_tables_of_token_rewards(tokenizer):
     table = SpecifiedTokenReward({5: 1.0, 3: 0.5})
     point = DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, 2.0], token_reward=table)
     assert (point.rewards, point.utterance_rewards) == ([1.0, 2.5], [3.5])
-
-
-def test_the_tokens_of_a_text_may_be_any_iterable(tokenizer, monkeypatch):
-    dialogue = Dialogue([["hi", None], ["lo", 0.5]])
-    expected = DataPoint.from_obs(dialogue, tokenizer)
-    encode = type(tokenizer).encode
-    monkeypatch.setattr(type(tokenizer), "encode", lambda self, text: iter(encode(self, text)))
-    assert DataPoint.from_obs(dialogue, tokenizer) == expected

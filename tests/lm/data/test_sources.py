@@ -13,7 +13,6 @@ from raffia.lm.data.dialogue import (
     JsonLineDialogues,
     ObservationDialogues,
     ParquetDialogues,
-    TranscriptDialogues,
     read_dialogues,
 )
 from raffia.lm.data.dialogue_sources import JoinedDialogues
@@ -53,23 +52,6 @@ def write_lines(path, *rows):
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_all_forms_of_a_row_give_the_same_tokens(tmp_path, tokenizer, form):
-    path = write_lines(tmp_path / "a.jsonl", FORMS[form])
-    data = DialogueDataset.build(read_dialogues(path), tokenizer)
-    expected = DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE)]), tokenizer)
-    assert data[0] == expected[0]
-    assert data[0].tokens == TOKENS and data[0].episode_return == 0.5
-    if form == "messages":
-        chats = TranscriptDialogues([MESSAGES, {"messages": MESSAGES, "terminal": False}])
-        finished, open_ended = DialogueDataset.build(chats, tokenizer)
-        assert finished == data[0] and open_ended.tokens == TOKENS[:-1]
-        row = {"prompt": "be", "response": "lo", "reward": 2.0}
-        pair = DialogueDataset.build(TranscriptDialogues([row]), tokenizer)
-        expected = ObservationDialogues([Dialogue([("be", None), ("lo", 2.0)])])
-        assert pair[0] == DialogueDataset.build(expected, tokenizer)[0]
 
 
 def test_gzip_and_custom_names(tmp_path, tokenizer):

@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 from raffia.lm.data.dialogue import (
     ConstantTokenReward,
@@ -38,21 +37,6 @@ def write(path, rows):
 
 def build(path, tokenizer, folder=None, **options):
     return DialogueDataset.build(read_dialogues(path), tokenizer, folder=folder, **options)
-
-
-def test_the_folder_holds_the_same_rows(tmp_path, path, tokenizer):
-    in_memory = build(path, tokenizer)
-    created = build(path, tokenizer, tmp_path / "store")
-    found = build(path, tokenizer, tmp_path / "store")
-    assert in_memory.origin == "memory" and created.origin == "made: there was none"
-    assert found.origin == "folder"
-    assert list(in_memory) == list(created) == list(found)
-    for per_token in (True, False):
-        ours, theirs = (d.batches(1, 2, 4, per_token=per_token) for d in (in_memory, found))
-        for left, right in zip(range(5), range(5), strict=True):
-            left, right = next(ours), next(theirs)
-            assert all(torch.equal(left[name], right[name]) for name in left.keys())
-    assert found.statistics() == in_memory.statistics()
 
 
 def names_of(folder):

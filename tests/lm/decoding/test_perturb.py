@@ -20,39 +20,6 @@ def scores(logits, advantage, forbidden=None, **options):
     return perturb(rows[0], rows[1], DecodeConfig(**options), mask)[0].exp().tolist()
 
 
-def test_values_choose_among_the_policy_s_likeliest_tokens_by_default():
-    """The third token has probability 4 % in the policy, so its value is noise."""
-    logits, advantage = [math.log(0.6), math.log(0.36), math.log(0.04)], [0.0, 0.0, 50.0]
-    assert scores(logits, advantage, adv_weight=8.0)[2] == 0
-    assert scores(logits, advantage, adv_weight=8.0, top_p=0.99)[2] == pytest.approx(1)
-    assert scores(logits, advantage, adv_weight=8.0, top_p=1.0)[2] == pytest.approx(1)
-    alone = scores(logits, None, include_adv=False)
-    assert alone == pytest.approx([0.6, 0.36, 0.04])
-    assert scores(None, advantage, include_logits=False)[2] == pytest.approx(
-        1
-    )  # no policy to filter by
-
-
-@pytest.mark.parametrize(
-    "options, top_p",
-    [
-        ({}, 0.95),
-        (dict(adv_weight=0.0), 1.0),
-        (dict(include_adv=False), 1.0),
-        (dict(include_adv=False, rerank="log_prob"), 1.0),
-        (dict(include_adv=False, rerank="value"), 0.95),
-        (dict(include_adv=False, rerank="advantage"), 0.95),
-        (dict(include_adv=False, plan=TokenPlanConfig()), 0.95),
-        (dict(include_logits=False), 1.0),
-        (dict(top_p=0.5), 0.5),
-        (dict(include_adv=False, top_p=0.5), 0.5),
-        (dict(top_p=1.0), 1.0),
-    ],
-)
-def test_the_default_of_top_p(options, top_p):
-    assert DecodeConfig(**options).effective_top_p == top_p
-
-
 def test_top_p_of_a_large_vocabulary_equals_that_of_all_tokens_sorted():
     torch.manual_seed(0)
     for scale in (4.0, 0.1):  # a few tokens reach top_p; nearly all are needed for it

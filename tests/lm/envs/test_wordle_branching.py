@@ -56,13 +56,6 @@ def test_values_by_tokens_are_those_of_the_exact_task(case):
         policy.act(Utterances([("x", None)], terminal=False))
 
 
-@pytest.mark.parametrize(("tau", "value", "opens"), [(0.5, -0.17375, False), (1, 2.0, True)])
-def test_values_by_utterances(tau, value, opens):
-    values = tabular_values(DIALOGUES, tau=tau)
-    assert values.v[("q",)] == pytest.approx(value)  # the optimum is 2; the lottery is no trap
-    assert (values.best(("q",)) == "lx") is opens
-
-
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.99])
 def test_an_expectile_balances_the_values_above_and_below(tau):
     values, probs = [3.0, -1.0, 0.5, 2.0, -4.0], [0.1, 0.3, 0.2, 0.15, 0.25]
@@ -94,21 +87,6 @@ def test_wrong_arguments_are_refused():
     ):
         with pytest.raises(kind, match=message):
             call()
-
-
-def test_branching_games_share_prefixes_and_frequencies_are_exact():
-    scripts = branching_scripts(WORDLE, num_expert=2, num_adversarial=3, num_slow=4, num_repeats=2)
-    games = branching_games(WORDLE, scripts)
-    good, other = first_words(WORDLE)
-    kinds = {"expert": [], "adversarial": [], "slow": []}
-    for game in games:
-        kinds[game.policy].append((game.game, [guess for guess, _ in game.game.turns]))
-    assert [len(played) for played in kinds.values()] == [48, 72, 96]
-    assert all(guesses[0] == good for _, guesses in kinds["expert"] + kinds["adversarial"])
-    assert all(set(guesses) == {good} for _, guesses in kinds["adversarial"])
-    assert all(set(guesses[:2]) == {other} for _, guesses in kinds["slow"])
-    assert all(game.won for game, _ in kinds["expert"] + kinds["slow"])
-    assert sum(game.won for game, _ in kinds["adversarial"]) == 3  # when the word is the secret
 
 
 @pytest.mark.parametrize("num_words", [24, 48])

@@ -9,7 +9,7 @@ import pytest
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.play import play_dialogues, write_dialogues
 from raffia.lm.envs.wordle.data import Part, sample_games
-from raffia.lm.envs.wordle.game import Wordle, WordleEnv, WordleObservation, colors
+from raffia.lm.envs.wordle.game import Wordle, WordleEnv, WordleObservation
 from raffia.lm.envs.wordle.games import game_seeds, simulate
 from raffia.lm.envs.wordle.play import Player, evaluate, evaluation_of
 from raffia.lm.envs.wordle.policies import (
@@ -69,50 +69,6 @@ def test_batched_games_equal_those_of_the_env_and_do_not_depend_on_each_other(na
     assert list(simulate(wordle, SCRIPTS[name], game_seeds(6, 40))) != list(games)
 
 
-def words_left_before(game, turn):
-    return WORDLE.words_left(game.turns[:turn])
-
-
-def test_guesses_of_the_scripts():
-    seeds = game_seeds(0, 60)
-
-    def play(script, wordle=WORDLE, seeds=seeds):
-        return [
-            (game, [guess for guess, _ in game.turns]) for game in simulate(wordle, script, seeds)
-        ]
-
-    for game, guesses in play(Fitting()):
-        assert all(g in words_left_before(game, turn) for turn, g in enumerate(guesses))
-    for game, guesses in play(Wrong()):
-        assert all(g not in words_left_before(game, turn) for turn, g in enumerate(guesses) if turn)
-    for _, guesses in play(Repeat(RandomWord(), num_first=2)):
-        assert set(guesses[2:]) <= set(guesses[:2])
-    words = WORDLE.vocabulary.words[:2]
-    for _, guesses in play(Say(words)):
-        assert guesses == [words[0], *[words[1]] * (len(guesses) - 1)]
-    for _, guesses in play(start_word(FIRST, Wrong())):
-        assert guesses[0] == FIRST
-    for wordle, row in ((WORDLE, "bbbbb"), (Wordle.as_published(WORDLE.vocabulary), None)):
-        for game, guesses in play(NonWord(), wordle):
-            assert not {*guesses} & {*WORDLE.vocabulary}
-            assert [colors for _, colors in game.turns] == [row] * 6
-    parts, many = tuple(Say((word,)) for word in words), game_seeds(0, 400)
-    of_games = [{*guesses} for _, guesses in play(Mixture(parts, (1, 3)), seeds=many)]
-    assert all(guesses in ({words[0]}, {words[1]}) for guesses in of_games)
-    assert 75 < of_games.count({words[0]}) < 125
-    by_guess = play(Mixture(parts, (1, 3), each="guess"), seeds=many)
-    assert any(len({*guesses}) == 2 for _, guesses in by_guess)
-
-
-def test_the_information_gain_is_the_entropy_of_the_colors():
-    secrets = WORDLE.vocabulary.words[:17]
-    gain = information(WORDLE.codes[:, :17])
-    for number in (0, 5, 30):
-        guess = WORDLE.vocabulary[number]
-        counts = np.unique([colors(s, guess) for s in secrets], return_counts=True)[1] / 17
-        assert math.isclose(gain[number], -(counts * np.log(counts)).sum(), rel_tol=1e-12)
-
-
 def test_the_guess_with_the_most_information():
     rng = np.random.default_rng(0)
     fits = rng.random((20, 60)) < rng.random((20, 1))
@@ -132,17 +88,6 @@ def test_the_guess_with_the_most_information():
     assert (
         script.guess(start, Draws.for_seeds([0])) == expected
     )  # the cache is not mixed up with the other vocabulary's
-
-
-def test_games_with_fixed_and_drawn_secrets_have_the_same_returns():
-    secrets = np.arange(60).repeat(20)
-    fixed = simulate(WORDLE, Fitting(), game_seeds(0, 1200), secrets=secrets)
-    drawn = simulate(WORDLE, Fitting(), game_seeds(1, 1200))
-    for game, secret in zip(fixed, secrets, strict=True):
-        word = WORDLE.vocabulary[secret]
-        assert all(row == colors(word, guess) for guess, row in game.turns)
-    error = math.hypot(fixed.returns().std(), drawn.returns().std()) / math.sqrt(1200)
-    assert abs(fixed.returns().mean() - drawn.returns().mean()) < 4 * error
 
 
 def test_data_sets_are_reproducible_and_written(tmp_path):
@@ -230,22 +175,3 @@ def test_policies_that_answer_in_batches_play_the_same_games():
 def test_wrong_arguments_are_refused(call, complaint):
     with pytest.raises(ValueError, match=complaint):
         call()
-
-
-def test_draws_are_uniform_and_independent_by_row():
-    draws = Draws.for_rows(0, range(4000), "test")
-    numbers = draws.uniform("a", 1)
-    assert 0 <= numbers.min() and numbers.max() < 1
-    assert np.histogram(numbers, 10, (0, 1))[0].min() > 330
-    others = [
-        draws.uniform("a", 2),
-        draws.uniform("b", 1),
-        Draws.for_rows(1, range(4000), "test").uniform("a", 1),
-    ]
-    assert all(abs(np.corrcoef(numbers, other)[0, 1]) < 0.06 for other in others)
-    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.06
-    rows = np.array([7, 3])
-    assert draws[rows].uniform("a", 1).tolist() == numbers[rows].tolist()
-    mask = np.array([[True, False, True, True]]).repeat(4000, 0)
-    counts = np.bincount(draws.choose(mask, "c"), minlength=4)
-    assert counts[1] == 0 and counts[[0, 2, 3]].min() > 1200

@@ -9,11 +9,8 @@ from raffia.algorithms.ilql import ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.generate import decode, generate, stream
 from raffia.algorithms.ilql.model_scorer import ModelScorer
-from raffia.lm import SPECIAL_TOKENS, WordTokenizer
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Request, Stop
-from raffia.lm.decoding.sampling import Moment, draw_tokens, drawing
-from raffia.lm.decoding.scorer import Choice
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
@@ -84,15 +81,6 @@ def assert_batched_equals_one_by_one(model, target, prompts, config, **options):
         torch.testing.assert_close(alone.log_prob[0], batch.log_prob[index], **close)
         assert alone.stopped[0].tolist() == batch.stopped[index].tolist()
     return batch
-
-
-@pytest.mark.parametrize("num_beams", [None, 1, 2])
-def test_prompts_of_different_lengths_fill_the_context_independently(num_beams):
-    model, target = small()
-    prompts, config = [[1] * 22, [2], [3] * 15, [4] * 23], DecodeConfig(num_beams=num_beams)
-    batch = assert_batched_equals_one_by_one(model, target, prompts, config)
-    assert [len(text) for text in batch.best()] == [2, 23, 9, 1]
-    assert not batch.stopped.any()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -225,55 +213,6 @@ def test_a_stream_gives_the_tokens_of_generate(oracle, num_beams):
     assert sum(step.advantage for step in steps) == pytest.approx(expected.advantage.item())
     assert steps[0].value - steps[0].v == pytest.approx(steps[0].advantage)
     assert steps[-1].value == pytest.approx(expected.value.item())
-
-
-@pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])
-@pytest.mark.parametrize("num_beams", [None, 4])
-def test_generations_are_re_ranked(oracle, by, num_beams):
-    config = DecodeConfig(num_generations=4, num_beams=num_beams, max_new_tokens=5)
-    plain, ordered = (
-        generate(oracle.model, oracle.target, PROMPTS, c, generator=draws(), stop=STOP)
-        for c in (config, replace(config, rerank=by))
-    )
-    scores = getattr(ordered, by)
-    assert (scores.diff(dim=-1) <= 0).all()
-    for row, (one, other) in enumerate(zip(plain.tokens, ordered.tokens, strict=True)):
-        assert sorted(one) == sorted(other)
-        best = getattr(plain, by)[row].argmax()
-        assert other[0] == one[best]
-
-
-def test_draws_follow_the_probabilities():
-    torch.manual_seed(0)
-    log_probs = torch.tensor([[0.5, 0.0, 0.2, 0.3]]).log().expand(40_000, 4)
-    tokens = draw_tokens(log_probs, torch.rand(40_000, dtype=torch.float64))
-    frequency = tokens.bincount(minlength=4) / 40_000
-    assert frequency.tolist() == pytest.approx([0.5, 0.0, 0.2, 0.3], abs=0.01)
-    edges = torch.tensor([1e-12, 1 - 1e-12], dtype=torch.float64)
-    certain = torch.tensor([[0.0, 1.0, 0.0]]).log().expand(2, 3)
-    assert draw_tokens(certain, edges).tolist() == [1, 1]
-
-
-def test_draws_of_different_texts_are_uniform_and_independent():
-    num = 5000
-    choose = drawing(torch.arange(num), 2)
-    even = Choice(torch.full((num, 10), 0.1).log(), None, None, None)
-    drawn = [choose(Moment(even, None, torch.arange(num), position)) for position in range(2)]
-    for tokens in drawn:
-        assert (tokens.bincount(minlength=10) / num - 0.1).abs().max() < 0.02
-    assert abs((drawn[0] == drawn[1]).float().mean() - 0.1) < 0.02
-
-
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"include_logits": False}])
-def test_ids_beyond_the_tokenizer_are_not_generated(options):
-    """Published models may have more embedding rows than tokens."""
-    model, target = small()
-    tokenizer = WordTokenizer(("a", *SPECIAL_TOKENS.values()))
-    assert tokenizer.num_tokens == 7 < model.config.trunk.vocab_size
-    config = DecodeConfig(top_p=1.0, temperature=5.0, max_new_tokens=20, **options)
-    found = generate(model, target, [[1], [2, 3]] * 5, config, tokenizer=tokenizer)
-    tokens = {token for texts in found.tokens for text in texts for token in text}
-    assert tokens and max(tokens) < 7 and tokenizer.pad_token_id not in tokens
 
 
 def test_wrong_arguments_are_refused():

@@ -3,16 +3,13 @@
 import pytest
 import torch
 
-from raffia.algorithms.ilql import ILQL
-from raffia.algorithms.ilql.generate import generate, stream
+from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model_scorer import ModelScorer
-from raffia.algorithms.ilql.token_planning import TextModel, planned
-from raffia.lm import SPECIAL_TOKENS, WordTokenizer
-from raffia.lm.data.dialogue import Dialogue
+from raffia.algorithms.ilql.token_planning import planned
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Request, Stop
 from raffia.lm.decoding.sampling import gathered, token_steps
-from raffia.lm.decoding.scorer import Choice, Needs, NextToken
+from raffia.lm.decoding.scorer import Needs, NextToken
 
 PAD, END = 29, 30
 ALL = Needs(policy=True, values=True)
@@ -54,23 +51,6 @@ def test_ahead_equals_advance_and_leaves_the_rows_unchanged(oracle):
         oracle.evaluate([[*text, token] for text, token in zip(texts, (4, 5, 6), strict=True)]),
     )
     assert rows.room == room - 1
-
-
-def test_the_search_gets_the_model_s_outputs(oracle):
-    scorer = ModelScorer(oracle.model, oracle.target)
-    rows, outputs = scorer.start([[33, 4]], ALL, 12)
-    config = DecodeConfig(adv_weight=2.0, plan=TokenPlanConfig(num_candidates=4, max_depth=3))
-    model = TextModel(rows, Request(scorer, [], config, Stop(tokens=(END,))))
-    root = model.root(Choice.of(outputs, config, None))
-    best = Choice.of(outputs, config, None).log_probs.topk(4)
-    assert torch.equal(root.actions, best.indices)
-    torch.testing.assert_close(root.prior_logits, best.values.float())
-    token = int(root.actions[0, 1])
-    output, after = model(root.embedding, torch.tensor([token]))
-    expected = oracle.evaluate([[33, 4, token]])
-    assert output.value.item() == pytest.approx(expected.v.item(), rel=1e-6)
-    assert output.reward.item() == 0 and output.mask.all()
-    assert after["path"][0, :1].tolist() == [token] and after["length"].item() == 1
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -143,27 +123,3 @@ def test_a_plan_finds_what_one_step_does_not(policy):
     request = Request(Table(), [[0]], config, stop)
     assert text(lambda now: now.choice.log_probs.argmax(-1))[0] == 0
     assert text(planned(request, torch.tensor([1]))) == [1, 2, 3]
-
-
-def test_a_policy_plans_where_its_config_says_so():
-    tokenizer = WordTokenizer(["yes", "no", *SPECIAL_TOKENS.values()])
-    small = {"vocab_size": tokenizer.num_tokens, "n_layer": 1, "n_head": 2, "n_embd": 8}
-    agent = ILQL(None, small | {"block_size": 16})
-    config = DecodeConfig(max_new_tokens=3, plan=TokenPlanConfig(num_simulations=4))
-    policy = agent.get_policy(tokenizer, config, generator=draws())
-    dialogue = Dialogue([("no", None)], terminal=False)
-    expected = generate(
-        *(agent.model, agent.target, [policy.prompt(dialogue)], config),
-        stop=Stop(tokens=(tokenizer.eoa_token_id,)),
-        pad_token=tokenizer.pad_token_id,
-        generator=draws(),
-    )
-    assert policy.answer([dialogue]).tokens == expected.tokens
-    streamed = stream(
-        *(agent.model, agent.target, policy.prompt(dialogue), config),
-        stop=Stop(tokens=(tokenizer.eoa_token_id,)),
-        pad_token=tokenizer.pad_token_id,
-        generator=draws(),
-    )
-    assert [step.token for step in streamed] == expected.best()[0]
-    assert config.needs_values
