@@ -167,7 +167,11 @@ def change_planner(found):
 def agent():
     torch.manual_seed(0)
     spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
-    return Planner(EfficientZeroModelMLP(4, 2), spec, EfficientZeroConfig())
+    return Planner(
+        EfficientZeroModelMLP(4, 2, self_supervised_learning_loss=False),
+        spec,
+        EfficientZeroConfig(),
+    )
 
 
 def ask_agent(found):

@@ -151,7 +151,12 @@ def states(num=B, **entries):
 def efficientzero():
     from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
 
-    KeyedSearch(EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6), QUIET)
+    KeyedSearch(
+        EfficientZeroModelMLP(
+            4, 3, latent_state_dim=8, lstm_hidden_size=6, self_supervised_learning_loss=False
+        ),
+        QUIET,
+    )
 
 
 class LinearModel(nn.Module):

@@ -37,7 +37,9 @@ SEARCHES = {  # rows, actions are 3; differences from a search by PUCT with 6 si
 def model(seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network = EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6)
+        network = EfficientZeroModelMLP(
+            4, 3, latent_state_dim=8, lstm_hidden_size=6, self_supervised_learning_loss=False
+        )
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.5)
     return fold(network.eval())

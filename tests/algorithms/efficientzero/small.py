@@ -12,15 +12,13 @@ from raffia.algorithms.efficientzero import (
     make_model,
 )
 
+PROJECTION = dict(proj_hid=7, proj_out=6, pred_hid=5, pred_out=6)  # a thousandth of the weights
 HEADS = dict(
     lstm_hidden_size=6,
     reward_head_hidden_channels=[5],
     value_head_hidden_channels=[5],
     policy_head_hidden_channels=[5],
-    proj_hid=7,
-    proj_out=6,
-    pred_hid=5,
-    pred_out=6,
+    **PROJECTION,
 )
 CHANNELS = dict(
     num_channels=8, reward_head_channels=2, value_head_channels=3, policy_head_channels=4

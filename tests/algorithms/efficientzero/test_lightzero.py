@@ -16,6 +16,7 @@ from raffia.algorithms.efficientzero import (
 )
 from raffia.algorithms.efficientzero.model_mlp import GELU
 
+from .small import PROJECTION
 from .test_learner import LINE, learner_of
 
 
@@ -72,7 +73,8 @@ def test_another_weight_gives_other_numbers(oracle):
 
 
 def small(**options):
-    return EfficientZeroModelMLP(4, 3, **{"latent_state_dim": 8, "lstm_hidden_size": 6, **options})
+    sizes = {"latent_state_dim": 8, "lstm_hidden_size": 6, **PROJECTION}
+    return EfficientZeroModelMLP(4, 3, **sizes | options)
 
 
 def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
@@ -82,13 +84,13 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
     weights["dynamics_network.lstm.weight_ih_l1"] = weights.pop(
         "dynamics_network.lstm.weight_ih_l0"
     )
-    weights["projection.0.bias"] = torch.zeros(7)
+    weights["projection.0.bias"] = torch.zeros(9)
     with pytest.raises(ValueError, match="do not fit EfficientZeroModelMLP") as error:
         model.load_lightzero(weights)
     assert str(error.value).splitlines()[1:-1] == [
         "  dynamics_network.lstm.weight_ih_l0 is missing",
         "  dynamics_network.lstm.weight_ih_l1 is unknown",
-        "  projection.0.bias has shape [7], but the model expects [1024]",
+        "  projection.0.bias has shape [9], but the model expects [7]",
     ]
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
@@ -121,7 +123,7 @@ def test_options_that_the_weights_point_to_are_named(options, message):
 
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
 def test_a_run_can_start_with_their_weights(norm_type):
-    sizes = dict(latent_state_dim=20, lstm_hidden_size=7, norm_type=norm_type)
+    sizes = dict(latent_state_dim=20, lstm_hidden_size=7, norm_type=norm_type, **PROJECTION)
     theirs = {k: v + 1 for k, v in EfficientZeroModelMLP(4, 3, **sizes).state_dict().items()}
     factory = partial(EfficientZeroModelMLP(4, 3, **sizes).load_lightzero, theirs)
     learner = EfficientZeroLearner(LINE, learner_of().config, num_updates=10, model_factory=factory)

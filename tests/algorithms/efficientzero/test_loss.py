@@ -24,7 +24,7 @@ from raffia.functional import Support, scalar_to_categorical, signed_hyperbolic,
 from raffia.search import GaussianSampler
 from raffia.tensordict import TensorDict
 
-from .small import vector
+from .small import PROJECTION, vector
 from .test_learner import LINE, batch_of
 
 HERE = Path(__file__).parent
@@ -152,7 +152,8 @@ def test_one_call_for_all_steps_equals_a_call_for_each(kind):
 
 def test_images_of_bytes_are_numbers_from_0_to_1():
     torch.manual_seed(0)
-    model = EfficientZeroModel((2, 5, 6), 3, num_channels=4, lstm_hidden_size=5, norm_type="LN")
+    sizes = dict(num_channels=4, lstm_hidden_size=5, **PROJECTION)
+    model = EfficientZeroModel((2, 5, 6), 3, norm_type="LN", **sizes)
     image = torch.randint(256, (3, 2, 5, 6), dtype=torch.uint8)
     action = torch.randint(3, (3, 2))
     found = unroll(model, image, action, lstm_horizon=5)

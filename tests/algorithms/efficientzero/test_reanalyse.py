@@ -28,6 +28,7 @@ CONFIG = EfficientZeroConfig(
         downsample=False,
         reward_support_range=(-3, 4, 1),
         value_support_range=(-3, 4, 1),
+        **small.PROJECTION,
     ),
     loss=LossConfig(unroll_steps=2, consistency_weight=0.0),
     targets=TargetConfig(n_step=2, reanalyze_ratio=1.0),

@@ -16,13 +16,14 @@ from raffia.algorithms.efficientzero.row_invariant import (
 from raffia.envs import Box, Discrete, EnvSpec
 from raffia.recipes.running import threads
 
-from .small import draws
+from .small import PROJECTION, draws
 
 VECTOR = EnvSpec(observation_shape=(5,), action=Discrete(3))
 FIELDS = EnvSpec(observation_shape=(4, 6, 5), action=Discrete(3))
 IMAGES = EnvSpec(observation_shape=(3, 64, 64), action=Discrete(3))
 BOX = EnvSpec(observation_shape=(3,), action=Box((-2.0,), (2.0,)))
 SMALL = dict(latent_state_dim=12, lstm_hidden_size=6, head_hidden_channels=(8,), num_channels=7)
+SMALL |= PROJECTION
 
 FORMS = {
     "vector": (VECTOR, {}),

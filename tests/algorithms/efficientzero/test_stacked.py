@@ -11,12 +11,12 @@ from raffia.algorithms.efficientzero.stacked import StackedModel, StackedPlanner
 from raffia.envs import Discrete, EnvSpec
 from raffia.tensordict import TensorDict
 
-from .small import draws
+from .small import PROJECTION, draws
 
 SPEC = EnvSpec(observation_shape=(4,), action=Discrete(3), name="small")
 MODEL = ModelConfig(
     latent_state_dim=8, lstm_hidden_size=6, head_hidden_channels=(5,), norm_type="BN",
-    reward_support_range=(-3.0, 4.0, 1.0), value_support_range=(-3.0, 4.0, 1.0),
+    reward_support_range=(-3.0, 4.0, 1.0), value_support_range=(-3.0, 4.0, 1.0), **PROJECTION,
 )  # fmt: skip
 CONFIG = EfficientZeroConfig(model=MODEL, search=SearchConfig(num_simulations=12))
 

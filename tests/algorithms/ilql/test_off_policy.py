@@ -27,8 +27,9 @@ def log_probs(next_token):
     for row, point in enumerate(POINTS):
         for index, position in enumerate(point.action_idxs):
             state = tuple(point.tokens[: position + 1])
-            probs = known.setdefault(state, next_token(state))
-            prob = probs[point.tokens[position + 1]]
+            if state not in known:
+                known[state] = next_token(state)
+            prob = known[state][point.tokens[position + 1]]
             found[row, index] = math.log(prob) if prob else -math.inf
     return found
 
