@@ -78,6 +78,7 @@ RUNS = {
     "act": SMOKE,
     "act ahead": AHEAD,
     "all ahead": ALL,
+    "all ahead, soon over": with_all(ALL, collect__num_env_steps=140),
     "batches": BATCHES,
     "batches ahead": with_all(BATCHES, reanalyzers__ahead=7),
     "shards": SHARDS,

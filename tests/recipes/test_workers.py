@@ -54,6 +54,7 @@ from tests.recipes.runs import Quiet, changed, rows, with_all
 from tests.recipes.test_ilql_own_environment import ENV
 
 LATE, OPEN = RUNS["evaluate later"], RUNS["shards ahead"]
+QUICK = {"loss__unroll_steps": 1, "search__num_simulations": 2}  # a third of the time
 
 # ------------------------------------------------------------------- settings of workers
 
@@ -222,7 +223,8 @@ def test_the_row_of_a_resume_has_the_changed_settings(tmp_path):
 
 def test_waiting_is_not_counted_twice(tmp_path):
     """It is part of "collect" and "targets" already, so the report must not add it."""
-    trained(AHEAD, tmp_path / "run", actors__num=2, reanalyzers__ahead=3)
+    changes = dict(QUICK, collect__num_env_steps=120)
+    trained(AHEAD, tmp_path / "run", actors__num=2, reanalyzers__ahead=3, **changes)
     run = read_run(tmp_path / "run")
     assert {"waited_for_actors_seconds", "waited_for_batches_seconds"} <= {*run.of("train")[-1]}
     assert spent(run) and not any("waited" in name for name in spent(run))
@@ -246,7 +248,7 @@ def test_waiting_and_restarts_are_shown_and_reported(tmp_path, monkeypatch):
 
 
 def test_train_rows_have_metrics_of_the_members_workers(tmp_path):
-    trained(ILQL_MEMBERS, tmp_path / "run", population__workers=2, num_updates=2)
+    trained(ILQL_MEMBERS, tmp_path / "run", population__workers=2, num_updates=1)
     row = read_run(tmp_path / "run").of("train")[-1]
     assert row["member_restarts"] == 0 and row["waited_for_members_seconds"] > 0
 
@@ -254,7 +256,7 @@ def test_train_rows_have_metrics_of_the_members_workers(tmp_path):
 def test_simulations_in_workers_are_counted(tmp_path):
     counts = []
     for num in (0, 2):
-        with experiment(BATCHES, tmp_path / f"{num}", reanalyzers__num=num) as run:
+        with experiment(BATCHES, tmp_path / f"{num}", reanalyzers__num=num, **QUICK) as run:
             with closing(TrainingSession(run)) as session:
                 session.run(partial(next, iter([False] * 5), True))
             counts.append(run.counters()["simulations"])
@@ -264,7 +266,7 @@ def test_simulations_in_workers_are_counted(tmp_path):
 def test_a_summary_of_a_run_does_not_go_back(tmp_path):
     """The update is that of the train row, not of the evaluation after it."""
     folder = tmp_path / "run"
-    stopped(LATE, folder, 32)
+    stopped(LATE, folder, 32, **QUICK)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     cut = len(kinds) - kinds[::-1].index("evaluate")
@@ -301,6 +303,7 @@ def test_the_error_of_an_environment_in_an_actor_has_a_note_that_reproduces_it(
 
 
 FAILING = {  # the role, the task, and the kind of its failure
+    "soon": (reanalyzers.ReanalyzeRole, ("update", 8), "raises"),
     "actors": (actors.ActorRole, ("num_env_steps", 208), "raises"),
     # Task of update 8, before which a rollout arrived that makes an evaluation due.
     "reanalyzers": (reanalyzers.ReanalyzeRole, ("update", 8), "raises"),
@@ -313,12 +316,13 @@ FAILING = {  # the role, the task, and the kind of its failure
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "reanalyzers")) for kind in FAILING],
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "soon")) for kind in FAILING],
 )
 def test_a_failed_task_saves_the_last_update_for_a_resume(
     kind, in_one_process, tmp_path, monkeypatch
 ):
     folder, (role, (key, number), failure) = tmp_path / "run", FAILING[kind]
+    name = "all ahead, soon over" if kind == "soon" else "all ahead"
     settings = dict(
         **layout(actors=2, reanalyzers=2, evaluators=1), checkpoint__every_updates=1_000
     )
@@ -336,13 +340,13 @@ def test_a_failed_task_saves_the_last_update_for_a_resume(
         with_engine(patch, engine)
         message = "no such task" if failure == "raises" else "was lost 4 times at task"
         with pytest.raises(RoleError, match=message) as caught:
-            trained(ALL, folder, **settings)
+            trained(RUNS[name], folder, **settings)
     row = read_run(folder).of("error")[-1]
     saved = Checkpoints(folder / "checkpoints").newest(print).update
     assert saved == row["update"] > 5 and saved % ALL.checkpoint.every_updates
     assert f"The last checkpoint is of update {saved}:" in caught.value.__notes__[-1]
-    assert resume_run(folder, config=ALL, view=Quiet()).reason == "finished"
-    assert results_of(folder) == in_one_process("all ahead")
+    assert resume_run(folder, config=RUNS[name], view=Quiet()).reason == "finished"
+    assert results_of(folder) == in_one_process(name)
 
 
 def test_a_failed_task_and_a_failed_save_are_both_reported(tmp_path, monkeypatch):
@@ -411,7 +415,8 @@ def full(*arguments, **options):
 def test_a_video_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(EpisodeRecorder, "save", full)
     view = Quiet()
-    config = with_all(RUNS["evaluate"], evaluate__record="gif", evaluators__num=1)
+    changes = dict(QUICK, collect__num_env_steps=100)
+    config = with_all(RUNS["evaluate"], evaluate__record="gif", evaluators__num=1, **changes)
     assert train_run(EFFICIENTZERO, config, tmp_path / "run", view=view).reason == "finished"
     assert any("an episode was not recorded" in text for text in view.messages)
 
@@ -447,8 +452,9 @@ def test_each_part_of_each_batch_has_its_own_generator(tmp_path, monkeypatch):
         return make_batch(*arguments, generator=generator, **options)
 
     monkeypatch.setattr(reanalyzers, "make_batch", recording)
-    trained(SHARDS, tmp_path / "run", replay__on_disk=True)
-    assert len(seeds) == len(set(seeds)) == 2 * SHARDS.num_updates
+    config = with_all(SHARDS, replay__on_disk=True, collect__num_env_steps=120, **QUICK)
+    trained(config, tmp_path / "run")
+    assert len(seeds) == len(set(seeds)) == 2 * config.num_updates > 10
     assert sorted(path.name for path in (tmp_path / "run/replay").iterdir()) == ["0", "1"]
 
 
@@ -474,7 +480,7 @@ def test_workers_are_sent_row_numbers_and_new_steps(tmp_path, monkeypatch):
             return worker
 
     with_engine(monkeypatch, Recording())
-    trained(OPEN, tmp_path / "run", reanalyzers__num=2)
+    trained(OPEN, tmp_path / "run", reanalyzers__num=2, **QUICK)
     assert len(tasks) == 80 and all("frame_rows" in names for names in tasks)
     assert not any("observation" in names for names in tasks)
     for worker in range(2):
@@ -489,7 +495,7 @@ def test_workers_are_sent_row_numbers_and_new_steps(tmp_path, monkeypatch):
 
 
 def test_little_is_stored_for_workers_that_may_die(tmp_path):
-    with experiment(OPEN, tmp_path / "run", reanalyzers__num=2) as run:
+    with experiment(OPEN, tmp_path / "run", reanalyzers__num=2, **QUICK) as run:
         with closing(TrainingSession(run)) as session:
             stop, stored = iter([False] * 35), []
 
