@@ -1,8 +1,8 @@
 """Processes that run a program together over gloo, as ranks of `torch.distributed`.
 
-They are started once and used for all programs, since importing torch takes long. Nothing waits
-forever: a group gives up after `PATIENCE` seconds, and ranks that are not done in time, or
-died, are killed; the next program gets new ones.
+They are started once and used for all programs, from a server that has imported torch, which
+takes long. Nothing waits forever: a group gives up after `PATIENCE` seconds, and ranks that are
+not done in time, or died, are killed; the next program gets new ones.
 """
 
 import importlib
@@ -24,7 +24,8 @@ class Ranks:
         self.workers = []
 
     def start(self):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["raffia.distributed.process"])  # as that module does
         for _ in range(self.most - len(self.workers)):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)

@@ -60,7 +60,7 @@ def test_a_seed_determines_the_projection_in_every_process():
     assert not RandomProjectionHash(seed=4)(x).equal(expected)
     one, two = (RandomProjectionHash(seed=torch.Generator().manual_seed(9)) for _ in range(2))
     assert one(x).equal(two(x)) and torch.random.get_rng_state().equal(state)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.apply(RandomProjectionHash(), (x,)).equal(expected)
 
 

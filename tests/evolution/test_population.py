@@ -27,6 +27,7 @@ from tests.evolution.learners import (
     ilql_batch,
     regression_batch,
 )
+from tests.marks import slow_among
 
 
 def metrics_of(alone):
@@ -112,7 +113,10 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "grads", "apply"), PATHS)
+ALSO = [("efficientzero", "vmap", apply) for apply in ("each", "vmap")]
+
+
+@pytest.mark.parametrize(("kind", "grads", "apply"), slow_among(PATHS, *ALSO))
 def test_each_member_learns_as_alone_with_its_hyper_parameters(kind, grads, apply):
     # in float64: Adam makes steps of rounding errors where a gradient is zero
     learner, batch_of = make(kind)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from raffia.functional.draws import dirichlet_noise, draw_seeds, seeded_dirichlet
+from tests.marks import slow_among
 
 
 def distance(one, other):
@@ -14,7 +15,7 @@ def distance(one, other):
     return (below[0] - below[1]).abs().max()
 
 
-@pytest.mark.parametrize("alpha", [0.03, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("alpha", slow_among([0.03, 0.3, 1.0, 3.0], 0.3, 1.0))
 def test_seeded_dirichlet_noise_has_the_distribution_of_torch_s(alpha):
     num = 100_000
     mask = torch.tensor([True, False, True, True]).expand(num, 4)

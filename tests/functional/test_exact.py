@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from raffia.functional import exact
+from tests.marks import slow_among
 
 
 def test_products_of_this_process_are_exact():
@@ -24,7 +25,10 @@ def test_products_that_depend_on_memory_are_noticed(monkeypatch):
     assert not exact.products_are_exact()
 
 
-@pytest.mark.parametrize("setting, expected", [(None, "AUTO"), ("COMPATIBLE", "COMPATIBLE")])
+@pytest.mark.parametrize(
+    "setting, expected",
+    slow_among([(None, "AUTO"), ("COMPATIBLE", "COMPATIBLE")], ("COMPATIBLE", "COMPATIBLE")),
+)
 def test_a_setting_in_the_environment_variable_is_respected(setting, expected):
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     program = (

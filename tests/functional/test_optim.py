@@ -81,7 +81,12 @@ MEMBERS = [(name, where) for name in CASES for where in ("stacked", "vmap")]
 
 
 @pytest.mark.parametrize(
-    "case, where", [*MEMBERS, ("adamw", "vmap compiled"), ("nesterov", "vmap compiled")]
+    "case, where",
+    [
+        *MEMBERS,
+        pytest.param("adamw", "vmap compiled", marks=pytest.mark.slow),
+        ("nesterov", "vmap compiled"),
+    ],
 )
 def test_members_with_different_rates_equal_separate_runs(case, where):
     optimizer = CASES[case][0]

@@ -1,5 +1,7 @@
 """Keyed modules compile as one graph, once, and give the same results as without."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,7 @@ from raffia.nn import (
     symbolic_trace,
 )
 from raffia.nn import TensorDictSequential as Seq
+from tests.marks import slow_among
 
 B, T, A = 2, 3, 5
 
@@ -178,7 +181,12 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+SLOW = """ensembles in a row, probabilistic, selected twice, method, sequence of nested keys,
+    nested keys, sequence inplace False, keyword inputs, nested output, sequence by name,
+    missing input, strict, in place of its input, inplace empty"""
+
+
+@pytest.mark.parametrize("name", slow_among(MODULES, *re.split(r",\s+", SLOW)))
 def test_container_in_container_out(name):
     whole(MODULES[name](), inputs)
 

@@ -25,6 +25,7 @@ from raffia.recipes.efficientzero.workers import make_learner as make_efficientz
 from raffia.recipes.ilql.experiment import make_learner as make_ilql
 from raffia.train.config import to_json
 from tests.algorithms.efficientzero.test_learner import batch_of
+from tests.marks import slow_among
 from tests.nn.test_cudagraphs import Twin
 from tests.recipes.ilql_settings import WORDLE
 from tests.recipes.runs import Quiet
@@ -213,7 +214,9 @@ class MadeFromNumbers(TorchFunctionMode):
         return out
 
 
-@pytest.mark.parametrize("base", ["vector", "stack", "fixed", "board"])
+@pytest.mark.parametrize(
+    "base", slow_among(["vector", "stack", "fixed", "board"], "stack", "fixed")
+)
 def test_gradients_copy_nothing_from_the_cpu(base, tmp_path):
     """A CUDA graph can't record such copies."""
     run = EfficientZeroExperiment(BASES[base], tmp_path, Quiet(), make_env, None)

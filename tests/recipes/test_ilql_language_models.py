@@ -16,6 +16,7 @@ from raffia.recipes.ilql.config import LoRAConfig
 from raffia.recipes.ilql.networks import Networks
 from raffia.tensordict import TensorDict
 from raffia.train import RunError
+from tests.marks import slow_among
 from tests.recipes.ilql_runs import (
     NUM_TOKENS,
     OpenDialogue,
@@ -66,7 +67,7 @@ def assert_resumes_exactly(config, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "qwen2"])
+@pytest.mark.parametrize("kind", slow_among(["gpt_neox", "qwen2"], "qwen2"))
 def test_a_model_of_transformers_is_trained_and_resumed_without_its_folder(
     kind, models_folder, tmp_path
 ):

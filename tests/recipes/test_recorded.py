@@ -16,6 +16,7 @@ from raffia.recipes.efficientzero.data import recorded_steps
 from raffia.report import write_report
 from raffia.tensordict import TensorDict
 from raffia.train import RunError, TrainingSession
+from tests.marks import slow_among
 from tests.recipes.diary import Diary
 from tests.recipes.layouts import MEMBERS, SHARDS, experiment, layout, trained
 from tests.recipes.runs import Quiet, last_state, rows, same, short, terminate, with_all
@@ -205,7 +206,7 @@ RUNS = {
 
 @pytest.mark.parametrize(
     ("name", "at"),
-    [pytest.param("collects", 5, marks=pytest.mark.slow), ("alone", 5), ("on disk", 6)],
+    slow_among([("collects", 5), ("alone", 5), ("on disk", 6)], ("collects", 5), ("on disk", 6)),
 )
 def test_a_stopped_run_is_resumed_without_the_files(name, at, tmp_path):
     path = tmp_path / "recorded.jsonl"
@@ -250,14 +251,13 @@ EFFECTS = {  # for each setting: its change, and the first event that differs
 }
 
 
-@pytest.mark.parametrize("name", EFFECTS)
-def test_a_setting_takes_effect_at_the_right_event(name, tmp_path):
-    change, kind = EFFECTS[name]
+def test_a_setting_takes_effect_at_the_right_event(tmp_path):
     path = tmp_path / "recorded.jsonl"
-    config = alone(write(path))
+    config = alone(write(path), num_updates=6)
     unchanged = timeline(config, tmp_path / "plain")
-    other = timeline(change(config, path), tmp_path / "changed")
-    assert first_difference(unchanged, other) == kind
+    for name, (change, kind) in EFFECTS.items():
+        other = timeline(change(config, path), tmp_path / name)
+        assert first_difference(unchanged, other) == kind, name
 
 
 def test_missing_flags_are_completed_if_the_setting_allows(tmp_path):

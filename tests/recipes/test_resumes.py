@@ -14,6 +14,7 @@ from raffia.recipes.efficientzero import evaluation as played_evaluation
 from raffia.recipes.ilql import evaluation as spoken_evaluation
 from raffia.train import Checkpoints, ReplayLog
 from raffia.train.config import to_json
+from tests.marks import slow_among
 from tests.processes import RAFFIA, environment
 from tests.recipes.ilql_runs import brief
 from tests.recipes.runs import Quiet, last_state, of_time, rows, same, short, terminate, with_all
@@ -119,6 +120,7 @@ def uninterrupted(tmp_path_factory):
 
 
 STOPS = [  # after which updates it is stopped
+    ("ilql", [4, 9]),
     ("efficientzero", [1, 6, 7, 20, 29]),
     ("efficientzero in members", [9, 14]),
     ("efficientzero in members with replays", [14]),
@@ -133,7 +135,7 @@ STOPS = [  # after which updates it is stopped
 
 @pytest.mark.parametrize(
     ("name", "stops"),
-    [pytest.param(*row, marks=() if row[0] == "ilql" else pytest.mark.slow) for row in STOPS],
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row != STOPS[0])) for row in STOPS],
 )
 def test_a_stopped_and_resumed_run_is_the_same_run(name, stops, uninterrupted, tmp_path):
     config, folder = CONFIGS[name](), tmp_path / "run"
@@ -302,7 +304,10 @@ def stopping_in_evaluation(patch, number):
 
 @pytest.mark.parametrize(
     ("name", "number", "update"),
-    [("efficientzero twelve", 1, 3), ("efficientzero twelve", 2, 12), ("ilql", 3, 8)],
+    slow_among(
+        [("efficientzero twelve", 1, 3), ("efficientzero twelve", 2, 12), ("ilql", 3, 8)],
+        ("efficientzero twelve", 2, 12),
+    ),
 )
 def test_an_interrupted_evaluation_is_made_after_the_resume(
     name, number, update, uninterrupted, tmp_path, monkeypatch

@@ -14,6 +14,7 @@ from raffia.recipes.efficientzero.actors import make_planner
 from raffia.recipes.efficientzero.presets import gumbel, muzero
 from raffia.recipes.population_config import PopulationConfig
 from raffia.tensordict import TensorDict
+from tests.marks import slow_among
 from tests.recipes.diary import Diary, assert_same, expected, plain_weights
 from tests.recipes.runs import tiny, with_all
 
@@ -77,7 +78,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    slow_among(CASES, "unchanged", "more updates than steps", "rollouts of three steps"),
+)
 def test_a_run_does_what_a_plain_loop_does(case, tmp_path):
     diary, wanted_events = write(config_with(**CASES[case]), tmp_path / "run")
     assert_same(diary.events, wanted_events)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from raffia import TensorDict, assert_close, lazy_stack
+from tests.marks import slow_among
 from tests.tensordict.stored import content
 
 B, T, A = 2, 3, 5
@@ -139,12 +140,18 @@ OF_A_TENSOR = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+SLOW = """reshape unlock named_apply parts permute lerp to unsqueeze where index_by_tensors flatten
+    like lock copies masked_fill write_index cat flatten_keys gather context_flatten set_batch_size
+"""
+LAZY = ("lazy", "lazy entries", "lazy apply")
+
+
+@pytest.mark.parametrize("name", slow_among(FUNCTIONS, *SLOW.split(), *LAZY))
 def test_functions(name):
     check(FUNCTIONS[name], make())
 
 
-@pytest.mark.parametrize("name", OF_A_TENSOR)
+@pytest.mark.parametrize("name", slow_among(OF_A_TENSOR, "operand"))
 def test_functions_of_a_tensor(name):
     check(OF_A_TENSOR[name], make()["a"])
 
@@ -206,7 +213,10 @@ def test_modules():
     check(lambda p, x: torch.vmap(lambda p, x: call(p, x, meta), (0, None))(p, x), stacked, td["x"])
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "stack", "update", "sum_reduce", "iadd"])
+@pytest.mark.parametrize(
+    "name",
+    slow_among(["arithmetic", "stack", "update", "sum_reduce", "iadd"], "arithmetic", "stack"),
+)
 def test_aot_eager(name):
     check(FUNCTIONS[name], make(), backend="aot_eager")
 
