@@ -12,8 +12,8 @@ import torch
 
 from raffia import TensorDict
 from raffia.data import processes
-from raffia.data.hash_to_int import HashToInt
 from raffia.data.map import TensorDictMap
+from raffia.data.query import HashToInt
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
 from raffia.data.tensordict_replay import PrioritizedReplayBuffer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn, tensor
 
-from raffia.data.hash_to_int import HashToInt
+from raffia.data.query import HashToInt
 from raffia.data.table import CapacityError
 
 LEAST, MOST = -(2**63), 2**63 - 1

@@ -15,7 +15,7 @@ from raffia.search import (
     sample_visits,
     search,
 )
-from raffia.search.gumbel import considered_visits
+from raffia.search.selection import considered_visits
 
 from .table import BACKENDS, GAME, Table, equal, random_table
 

@@ -6,12 +6,12 @@ from raffia.data.forest import MCTSForest as MCTSForest
 from raffia.data.hash import BinaryToDecimal as BinaryToDecimal
 from raffia.data.hash import RandomProjectionHash as RandomProjectionHash
 from raffia.data.hash import SipHash as SipHash
-from raffia.data.hash_to_int import HashToInt as HashToInt
 from raffia.data.map import TensorDictMap as TensorDictMap
 from raffia.data.map_values import TensorMap as TensorMap
 from raffia.data.map_values import UnknownRowError as UnknownRowError
 from raffia.data.memmap_storage import MemmapStorage as MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler as PrioritizedSampler
+from raffia.data.query import HashToInt as HashToInt
 from raffia.data.query import QueryModule as QueryModule
 from raffia.data.readers import MalformedDataError as MalformedDataError
 from raffia.data.readers import read_d4rl as read_d4rl

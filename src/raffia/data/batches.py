@@ -1,6 +1,7 @@
 """The making of a replay buffer's batches: choose items, copy them, collate, pin and move."""
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,29 +27,25 @@ class Batch(NamedTuple):
     ends_epoch: bool
 
 
+@dataclass(eq=False)
 class BatchMaker(ByValue):
     """Makes batches of a storage's items, in two steps: the source of a `Prefetcher`.
 
-    `draw` and `draw_into` are called under the lock of the buffer, `finish` is not. The arguments
-    are those of `ReplayBuffer`.
+    `draw` and `draw_into` are called under the lock of the buffer, `finish` is not. The fields are
+    documented in `ReplayBuffer`.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        sampler: Sampler,
-        generator: torch.Generator | None,
-        collate_fn: Callable[[Any], Any] | None,
-        pin_memory: bool,
-        device: torch.device | str | None,
-    ) -> None:
-        self.storage = storage
-        self.sampler = sampler
-        self.generator = generator
-        self.collate_fn = collate_fn
-        self.pin_memory = pin_memory
-        self.device = None if device is None else torch.device(device)
-        self.plain = collate_fn is None and device is None and not pin_memory
+    storage: Storage
+    sampler: Sampler
+    generator: torch.Generator | None
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    device: torch.device | str | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a batch is what was read, so that `draw_into` can make it."""
+        return self.collate_fn is None and self.device is None and not self.pin_memory
 
     def follow(self) -> range:
         """The live items, passed on to the sampler; ValueError if it knows of more."""

@@ -8,6 +8,7 @@ Legend: B segments, L rows in a segment.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -117,6 +118,7 @@ def _rows(segments: TensorDict, rows: int | slice) -> TensorDict:
     return out
 
 
+@dataclass(eq=False, repr=False)
 class HindsightReplay:
     """Segments in which some goals are replaced by what was achieved later in the episode.
 
@@ -155,23 +157,19 @@ class HindsightReplay:
             [1., 0.]]))
     """
 
-    def __init__(
-        self,
-        replay: SegmentReplayBuffer,
-        compute_reward: Callable[[Tensor, Tensor], Tensor],
-        *,
-        goal_key: NestedKey = ("observation", "desired_goal"),
-        achieved_key: NestedKey = ("observation", "achieved_goal"),
-        reward_key: NestedKey = "reward",
-        fraction: float = 0.8,
-        strategy: str = "future",
-        generator: torch.Generator | None = None,
-    ) -> None:
-        check_range("fraction", fraction, 0, 1)
-        check_choice("strategy", strategy, STRATEGIES)
-        self.replay, self.compute_reward = replay, compute_reward
-        self.goal_key, self.achieved_key, self.reward_key = goal_key, achieved_key, reward_key
-        self.fraction, self.strategy, self.generator = fraction, strategy, generator
+    replay: SegmentReplayBuffer
+    compute_reward: Callable[[Tensor, Tensor], Tensor]
+    _: KW_ONLY
+    goal_key: NestedKey = ("observation", "desired_goal")
+    achieved_key: NestedKey = ("observation", "achieved_goal")
+    reward_key: NestedKey = "reward"
+    fraction: float = 0.8
+    strategy: str = "future"
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        check_range("fraction", self.fraction, 0, 1)
+        check_choice("strategy", self.strategy, STRATEGIES)
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """A sample of the replay, some of its segments with other goals and rewards."""

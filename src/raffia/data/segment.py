@@ -20,7 +20,12 @@ from raffia.data.priorities import StepPriorities
 from raffia.data.processes import survives_fork
 from raffia.data.ring import EpisodeRing
 from raffia.data.row_feed import RowFeed
-from raffia.data.segment_batches import SegmentMaker, StoredRows, frame_stacks
+from raffia.data.segment_batches import (
+    SegmentMaker,
+    StoredRows,
+    frame_stacks,
+    kinds_of_rows,
+)
 from raffia.data.segment_steps import SegmentSteps
 from raffia.data.steps import StepKeys, numbers
 from raffia.data.storage import Storage, TensorStorage
@@ -186,12 +191,12 @@ class SegmentReplayBuffer(SegmentSteps):
             storage.max_size, alpha=alpha, beta=beta, eps=eps, importance=importance
         )
         self._maker = SegmentMaker(
-            storage,
-            self._ring,
-            self._priorities,
+            storage=storage,
+            ring=self._ring,
+            priorities=self._priorities,
             length=self.length,
             stacks=stacks,
-            absorb=absorb,
+            kinds=kinds_of_rows(absorb),
             replacement=replacement,
             generator=generator,
             pin_memory=pin_memory,

@@ -9,6 +9,8 @@ Legend: B segments, L rows in a segment, S frames in a stack.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -140,38 +142,39 @@ class Copied(NamedTuple):
     added: dict[str, Tensor]  # by name as in ADDED
 
 
+@dataclass(eq=False, kw_only=True)
 class SegmentMaker(ByValue):
     """Makes batches of the segments in a storage, in two steps: the source of a `Prefetcher`.
 
-    `draw` and `copy` are called under the lock of the buffer, `finish` is not. The arguments are
-    those of `SegmentReplayBuffer`; stacks: S by the path of an entry, where it is more than 1.
+    `draw` and `copy` are called under the lock of the buffer, `finish` is not. Fields without a
+    comment are documented in `SegmentReplayBuffer`.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        ring: EpisodeRing,
-        priorities: StepPriorities,
-        *,
-        length: int,
-        stacks: Mapping[Path, int],
-        absorb: Collection[str],
-        replacement: bool | None,
-        generator: torch.Generator | None,
-        pin_memory: bool,
-        device: torch.device | str | None,
-    ) -> None:
-        self.storage, self.ring, self.priorities = storage, ring, priorities
-        self.length, self.stacks, self.kinds = length, stacks, _kinds(absorb)
-        self.replacement, self.generator = replacement, generator
-        self.pin_memory = pin_memory
-        self.target_device = (
-            storage.device if device is None else torch.empty(0, device=device).device
-        )
-        # Whether batches stay where the rows are, so that an earlier one can be drawn into.
-        self.on_cpu = device is None and storage.device.type == "cpu"
-        self.num_changes = 0
-        self.by_row: set[Path] = set()  # entries of which batches have the rows' numbers instead
+    storage: Storage
+    ring: EpisodeRing
+    priorities: StepPriorities
+    length: int  # L
+    stacks: Mapping[Path, int]  # S by the path of an entry, where it is more than 1
+    kinds: Kinds
+    replacement: bool | None
+    generator: torch.Generator | None
+    pin_memory: bool
+    device: torch.device | str | None
+    num_changes: int = 0
+    # Entries of which batches have the rows' numbers instead.
+    by_row: set[Path] = field(default_factory=set)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether batches stay where the rows are, so that an earlier one can be drawn into."""
+        return self.device is None and self.storage.device.type == "cpu"
+
+    @cached_property
+    def target_device(self) -> torch.device:
+        """The device of batches."""
+        if self.device is None:
+            return self.storage.device
+        return torch.empty(0, device=self.device).device
 
     def draw(self, batch_size: int, into: TensorDict | None = None) -> Copied:
         """Choose starts and copy their segments; into an earlier batch, if one is given."""
@@ -325,7 +328,8 @@ class SegmentMaker(ByValue):
             self.generator.set_state(mark)
 
 
-def _kinds(absorb: Collection[str]) -> Kinds:
+def kinds_of_rows(absorb: Collection[str]) -> Kinds:
+    """What counts of rows by their kind; the ends of `absorb` are absorbing."""
     if isinstance(absorb, str) or not set(absorb) <= set(CLOSED):
         raise ValueError(f"absorb={absorb!r} must be a collection of some of {list(CLOSED)}")
     mask, discount = torch.ones(5, dtype=torch.bool), torch.zeros(5)

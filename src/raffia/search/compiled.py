@@ -8,9 +8,8 @@ from torch import Tensor
 
 from raffia.search import kernels
 from raffia.search.base import RecurrentOutput, RootOutput, unfit, unfit_root
-from raffia.search.gumbel import Gumbel
 from raffia.search.memory import plain
-from raffia.search.puct import PUCT
+from raffia.search.selection import PUCT, Gumbel
 from raffia.search.state import SearchState
 
 SIMULATIONS_PER_CALL = 32  # simulations in one call; between calls Ctrl-C is heard

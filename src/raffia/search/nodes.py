@@ -1,9 +1,12 @@
 """Nodes: one node of each of M trees, as a selection sees them."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
+@dataclass(eq=False, repr=False)
 class Nodes:
     """The queries that can be made about M nodes; each result is a tensor with first dimension M.
 
@@ -23,14 +26,11 @@ class Nodes:
     [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     """
 
-    def __init__(
-        self, entries: dict[str, Tensor], root: Tensor, row: Tensor, depth: int, simulation: int
-    ) -> None:
-        self._entries = entries
-        self.root = root  # int64 [M]
-        self.row = row  # int64 [M]
-        self.depth = depth  # the same for all
-        self.simulation = simulation  # counted from 0
+    _entries: dict[str, Tensor]  # of the trees
+    root: Tensor  # int64 [M]
+    row: Tensor  # int64 [M]
+    depth: int  # the same for all
+    simulation: int  # counted from 0
 
     def _of_rows(self, name: str) -> Tensor:
         return self._entries[name][self.root, self.row]

@@ -17,10 +17,9 @@ from raffia.functional.draws import (
 from raffia.search import kernels
 from raffia.search.base import RecurrentFn, RootOutput, SearchOptions
 from raffia.search.check import check_of_each, check_root
-from raffia.search.gumbel import Gumbel
 from raffia.search.mcts import search
 from raffia.search.nodes import Nodes, best
-from raffia.search.selection import SelectFn, Selection
+from raffia.search.selection import Gumbel, SelectFn, Selection
 from raffia.search.softmax import softmax
 from raffia.search.tree import Tree
 

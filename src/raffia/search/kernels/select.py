@@ -1,4 +1,4 @@
-"""The choice of an action at a node, compiled: results as in puct.py and gumbel.py, bit for bit.
+"""The choice of an action at a node, compiled: results as in selection.py, bit for bit.
 
 `s` is the search's record, `row` a node among all roots' nodes. What a node knows of its actions
 begins at its first edge, `row * A`.
@@ -11,10 +11,10 @@ import numpy as np
 from raffia.functional.draws import GOLDEN
 from raffia.jit.kernel import kernel
 from raffia.jit.records import Numbers, exists, tail
-from raffia.search.gumbel import LEAST_LOGIT, TINY
 from raffia.search.kernels.numbers import F0, F1, GREATEST, INFINITY, greatest, mix, softmax
 from raffia.search.kernels.record import GUMBEL, SIBLINGS, SearchRecord
 from raffia.search.kernels.statistics import value_of
+from raffia.search.selection import LEAST_LOGIT, TINY
 
 EPSILON = np.float32(1e-8)
 LEAST_INT = -(2**63)
