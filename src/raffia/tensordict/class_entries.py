@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol, TypeVar, overload
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
 
 from raffia.tensordict import entries, updates
 from raffia.tensordict.class_fields import is_dict
@@ -13,27 +13,7 @@ from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
-
-class Fields(Protocol):
-    """The attributes through which the entries of a tensorclass are accessed."""
-
-    @property
-    def _td(self) -> Any: ...
-    @property
-    def _fields(self) -> dict[str, Any]: ...
-    @property
-    def _autocast(self) -> bool: ...
-    @property
-    def _follows_rebuild(self) -> bool: ...
-    def _over(self, td: Any) -> Any: ...
-    def _again(self, out: Any) -> Any: ...
-    def _get_str(self, name: str) -> Any: ...
-    def _set_str(self, name: str, value: Any) -> None: ...
-    def _no_field(self, name: str) -> AttributeError: ...
-    def _check_keys(self, names: Iterable[str]) -> None: ...
-
-
-Instance = TypeVar("Instance", bound=Fields)
+Instance = TypeVar("Instance", bound=Node)  # of a tensorclass
 
 
 def get(obj: Any, key: NestedKey, default: Any = None, **lazy_options: Any) -> Any:
@@ -69,18 +49,18 @@ def set(
     >>> Point(x=torch.ones(2)).set("x", torch.zeros(2)).x
     tensor([0., 0.])
     """
+    instance: Any = obj
     if key.__class__ is str and not inplace:
-        obj._set_str(key, item)
+        instance._set_str(key, item)
         return obj
     path = unravel_key_to_tuple(key)
-    if path[0] not in obj._fields:
-        raise obj._no_field(path[0])
-    if len(path) > 1 and obj._get_str(path[0]) is None:
+    if path[0] not in instance._fields:
+        raise instance._no_field(path[0])
+    if len(path) > 1 and instance._get_str(path[0]) is None:
         raise AttributeError(
             f"field {path[0]!r} is None, so {path[1]!r} can't be set in it; "
             "assign a container first"
         )
-    instance: Any = obj
     entries.set(instance, key, item, inplace, non_blocking=non_blocking)
     return obj
 
@@ -110,24 +90,25 @@ def update(
     >>> Point(x=torch.ones(2)).update({"x": torch.zeros(2)}).x
     tensor([0., 0.])
     """
+    instance: Any = obj
     source = updates.merged(input_dict_or_td, values)
     if keys_to_update is not None:
         source = updates.restricted(source, keys_to_update)
     if hasattr(source, "_wrap"):
         source = source._td
-    obj._check_keys([unravel_key_to_tuple(key)[0] for key in source.keys()])
+    instance._check_keys([unravel_key_to_tuple(key)[0] for key in source.keys()])
     empty: list[str] = []
-    if obj._autocast and isinstance(source, Node):
+    if instance._autocast and isinstance(source, Node):
         source = source._entries()
     if not isinstance(source, Node):
-        source = {key: _assigned(obj, key, value, empty) for key, value in source.items()}
+        source = {key: _assigned(instance, key, value, empty) for key, value in source.items()}
         source = {key: value for key, value in source.items() if value is not None}
     options: dict[str, Any] = dict(
         non_blocking=non_blocking, is_leaf=is_leaf, ignore_lock=ignore_lock
     )
-    obj._td.update(source, clone, inplace, update_batch_size=update_batch_size, **options)
+    instance._td.update(source, clone, inplace, update_batch_size=update_batch_size, **options)
     for name in empty:
-        obj._set_str(name, None)
+        instance._set_str(name, None)
     return obj
 
 
@@ -156,17 +137,18 @@ def replace(obj: Instance, input_dict_or_td: Source | None = None, **values: Any
     >>> Point(x=torch.ones(2)).replace(x=torch.zeros(2)).x
     tensor([0., 0.])
     """
+    instance: Any = obj
     source = updates.merged(input_dict_or_td, values)
     if not source.keys():
         return obj
-    out = obj._over(obj._td.copy())
+    out = instance._over(instance._td.copy())
     if source is not values or any([is_dict(value) for value in values.values()]):
         update(out, source)
     else:
-        obj._check_keys(values)
+        instance._check_keys(values)
         for name, value in values.items():
             out._set_str(name, value)
-    if obj._follows_rebuild:
+    if instance._follows_rebuild:
         out._follow_rebuild()
     return out
 
@@ -181,7 +163,7 @@ def create_nested(obj: Instance, key: NestedKey) -> Instance:
     >>> Point(x=None, batch_size=[3]).create_nested("x").x.batch_size
     torch.Size([3])
     """
-    return set(obj, key, TensorDict(batch_size=obj._td._batch_size, device=obj._td._device))
+    return set(obj, key, TensorDict(batch_size=obj._batch_size, device=obj._device))
 
 
 @overload

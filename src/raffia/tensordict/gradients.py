@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raffia.tensordict.entries import NO_DEFAULT, get
 from raffia.tensordict.node import Container, Node
-from raffia.tensordict.views import every
 
 
 def detach(td: Container) -> Container:
@@ -88,7 +87,7 @@ def requires_grad(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2)).requires_grad
     False
     """
-    return not every(td, lambda leaf: not leaf.requires_grad)
+    return any(map(attrgetter("requires_grad"), td._leaves([])))
 
 
 def requires_grad_(td: Container, requires_grad: bool = True) -> Container:

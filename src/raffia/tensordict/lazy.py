@@ -509,8 +509,7 @@ class LazyStackedTensorDict(LazyWrites):
         else:
             lazy_rows.set_item(self, idx, value)
 
-    def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
-        lazy_rows.set_rows(self, idx, value, ndim)
+    _set_index = lazy_rows.set_rows
 
     # -- operations that go to the members
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Entries, Node
-from raffia.tensordict.views import every
+from raffia.tensordict.views import entries_list
 
 _DIM_TEXT = """
 dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all dimensions of
@@ -109,16 +109,6 @@ def renamed(td: Made, key_transform: Callable[[str], NestedKey] | None) -> Made:
     return out
 
 
-def dense_leaves(td: Any, out: list[Tensor]) -> list[Tensor]:
-    """The leaves with lazy stacks stacked."""
-    for value in td._entries().values():
-        if isinstance(value, Node):
-            dense_leaves(value, out)
-        else:
-            out.append(value)
-    return out
-
-
 def mapped(
     td: Any,
     fn: Callable[[Tensor, int], Tensor],
@@ -150,7 +140,8 @@ def _over_entries(
 ) -> Tensor:
     """One tensor: reduced over all entries, and over the dimensions `dim` of each."""
     whole = dim is NO_DEFAULT or dim is None  # then it does not matter what is stacked
-    leaves = td._leaves([]) if whole else dense_leaves(td, [])
+    pairs = [] if whole else entries_list(td, True, True, None, False)
+    leaves = td._leaves([]) if whole else [x for _, x in pairs if not isinstance(x, Node)]
     ndim = len(td._batch_size)
     if not leaves:
         raise ValueError("there are no tensor leaves to reduce")
@@ -557,9 +548,8 @@ for _name, _which, _value in (
 
 def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     if dim is None:
-        if fn is _all:
-            return every(td, Tensor.all)
-        return not every(td, lambda leaf: not leaf.any())
+        leaves = td._leaves([])
+        return all(map(Tensor.all, leaves)) if fn is _all else any(map(Tensor.any, leaves))
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(

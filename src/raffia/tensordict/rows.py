@@ -151,12 +151,13 @@ def unpad_sequence(
             )
         padded = padded.exclude("masks")
     ndim = len(size) - 1
+    leaves = entries_list(padded, True, True, None, False)
     samples = []
-    spans = {key: _spans(mask, key, leaf, size[0], pad_dim, ndim) for key, leaf in _leaves(padded)}
+    spans = {key: _spans(mask, key, leaf, size[0], pad_dim, ndim) for key, leaf in leaves}
     for i in range(size[0]):
         batch = list(size[1:])
         parts: dict[Any, Any] = {}
-        for key, leaf in _leaves(padded):
+        for key, leaf in leaves:
             start, length = spans[key][i]
             parts[key] = leaf[i].narrow(pad_dim, start, length)
             if pad_dim < ndim:
@@ -167,10 +168,6 @@ def unpad_sequence(
             sample = sample[(slice(None),) * pad_dim + (slice(start, start + batch[pad_dim]),)]
         samples.append(_with(sample, parts))
     return lazy_stack(samples, 0)
-
-
-def _leaves(td: Any) -> list[tuple[Any, Tensor]]:
-    return [(k, v) for k, v in entries_list(td, True, True, None, False) if isinstance(v, Tensor)]
 
 
 def _with(td: Any, parts: Mapping[Any, Tensor]) -> Any:

@@ -44,7 +44,16 @@ def select(
     if inplace:
         if td._locked:
             raise locked_error(td)
-        return keep_only(td, td.select(*keys, strict=strict))
+        found: list[tuple[Any, str]] = []
+        left_out(td, td.select(*keys, strict=strict), found)
+        # One container may stand in several places.
+        surplus = {(id(node), name): (node, name) for node, name in found}.values()
+        for node, name in surplus:
+            if node._locked:
+                raise locked_error(node, name)
+        for node, name in surplus:
+            node._del_str(name)
+        return td
     if td.__class__ is td._plain:
         chosen = select_plain(td, keys)
         if chosen is not None:
@@ -66,20 +75,6 @@ def select(
                 continue
         entries[name] = value
     return td._new(entries, td._batch_size, td._names)
-
-
-def keep_only(td: Container, chosen: Container) -> Container:
-    """Remove from a container what `select` left out of the other one; returns the first."""
-    found: list[tuple[Any, str]] = []
-    left_out(td, chosen, found)
-    # One container may stand in several places.
-    surplus = {(id(node), name): (node, name) for node, name in found}.values()
-    for node, name in surplus:
-        if node._locked:
-            raise locked_error(node, name)
-    for node, name in surplus:
-        node._del_str(name)
-    return td
 
 
 def left_out(node: Any, chosen: Any, out: list[tuple[Any, str]]) -> None:

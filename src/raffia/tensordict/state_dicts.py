@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import kinds
-from raffia.tensordict.entries import get, holder
+from raffia.tensordict.entries import get, holder, non_tensor_items
 from raffia.tensordict.keys import dotted, unravel_key_to_tuple
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.updates import written_at_once
@@ -102,7 +102,7 @@ def load_state_dict(
     data: dict[str, Any] = {}
     flat_state(state_dict, from_flatten, "", flat, data)
     mine = {dotted(key): key for key in td.keys(True, True)}
-    mine_data = {dotted(key): key for key in _data_keys(td)}
+    mine_data = {dotted(key): key for key, _ in non_tensor_items(td, True)}
     if strict and flat.keys() != mine.keys():
         raise RuntimeError(
             "the keys of the state dict and of this container do not match: missing keys "
@@ -167,10 +167,6 @@ def _load_data(td: Any, key: Any, saved: dict[str, Any]) -> None:
     if node._device is not None:
         value._set_device(node._device)
     node._replace_str(name, value)
-
-
-def _data_keys(td: Any) -> list[Any]:
-    return [key for key, _ in td.non_tensor_items(include_nested=True)]
 
 
 def flat_state(

@@ -91,25 +91,6 @@ def collect_keys(
         append(key)
 
 
-def every(node: Any, test: Callable[[Tensor], Any]) -> bool:
-    """Whether `test` is true of all leaves; the first that it is false of is the last it sees."""
-    if node.__class__ is not node._plain:
-        members = getattr(node, "tensordicts", None)
-        if members is None:
-            return all(map(test, node._leaves([])))
-        for member in members:
-            if not every(member, test):
-                return False
-        return True
-    for value in node._d.values():
-        if value.__class__ is Tensor or not isinstance(value, Node):
-            if not test(value):
-                return False
-        elif not every(value, test):
-            return False
-    return True
-
-
 def paired(td: Any, source: Any) -> Iterator[tuple[Any, str, Any, Any]]:
     """Entries of `source` that are no containers, next to those of `td` under the same keys.
 
