@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from raffia.functional.draws import dirichlet_noise, draw_seeds, seeded_dirichlet
-from tests.marks import slow_among
 
 
 def distance(one, other):
@@ -15,9 +14,9 @@ def distance(one, other):
     return (below[0] - below[1]).abs().max()
 
 
-@pytest.mark.parametrize("alpha", slow_among([0.03, 0.3, 1.0, 3.0], 0.3, 1.0))
+@pytest.mark.parametrize("alpha", [0.03, 1.0, 3.0])
 def test_seeded_dirichlet_noise_has_the_distribution_of_torch_s(alpha):
-    num = 100_000
+    num = 20_000
     mask = torch.tensor([True, False, True, True]).expand(num, 4)
     drawn = seeded_dirichlet(torch.arange(num), mask, alpha)
     expected = dirichlet_noise(mask, alpha, torch.Generator().manual_seed(0))
