@@ -19,7 +19,6 @@ from raffia.nn import (
     TensorDictModuleWrapper,
     as_tensordict_module,
     dispatch,
-    set_interaction_type,
     set_skip_existing,
     symbolic_trace,
 )
@@ -225,43 +224,6 @@ def test_called_with_tensors():
     whole(lambda x: nested(obs_x=x), x)
     whole(lambda x, z: module(x, z=z), x, z)
     whole(module.select_out_keys("y"), x, z)
-
-
-def test_interaction_types_and_draws():
-    module = policy(default_interaction_type="random")
-
-    def function(td):
-        with set_interaction_type("mode"):
-            return module(td)
-
-    td = whole(function, inputs)(inputs())
-    assert_close(td["action"], td["loc"])
-    compiled = whole(module, inputs)
-    for _ in range(2):  # around the compiled function
-        with set_interaction_type("mode"):
-            td = compiled(inputs())
-        assert_close(td["action"], td["loc"])
-        one, other = (compiled(td.clone())["action"] for _ in range(2))
-        assert not torch.equal(one, other)
-
-
-# --- distributions ------------------------------------------------------------------------------
-
-
-# --- parameters ---------------------------------------------------------------------------------
-
-
-def test_changed_modes_and_shapes_are_noticed():
-    module = keyed(nn.Dropout(0.999), ["x"], ["y"])
-    compiled = torch.compile(module, fullgraph=True, backend="eager")
-    assert compiled(torch.ones(64, T)).mean() != 1
-    module.eval()
-    assert compiled(torch.ones(64, T)).mean() == 1
-    module = chain()
-    compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=True)
-    for batch in (2, 3, 7):
-        td = TensorDict({"x": torch.randn(batch, T), "z": torch.randn(batch, A)}, [batch])
-        assert_close(compiled(td.clone())["y"], module(td)["y"])
 
 
 # --- state --------------------------------------------------------------------------------------

@@ -304,23 +304,6 @@ def test_cdf_and_icdf_write_into_the_sample():
 # The setting
 
 
-def test_the_setting_as_block_as_decorator_and_permanently(monkeypatch):
-    monkeypatch.delenv("COMPOSITE_LP_AGGREGATE", raising=False)
-    assert composite_lp_aggregate() is False and composite_lp_aggregate(nowarn=True) is False
-    with set_composite_lp_aggregate():
-        assert composite_lp_aggregate()
-        with set_composite_lp_aggregate(False):
-            assert not composite_lp_aggregate()
-        assert composite_lp_aggregate()
-    assert set_composite_lp_aggregate(True)(composite_lp_aggregate)()
-    setting = set_composite_lp_aggregate(True)
-    assert setting.mode is True
-    setting.set()
-    assert composite_lp_aggregate()
-    setting.unset()
-    assert not composite_lp_aggregate()
-
-
 @pytest.mark.parametrize(("text", "value"), [("True", True), ("0", False)])
 def test_the_environment_variable_is_the_default(monkeypatch, text, value):
     monkeypatch.setenv("COMPOSITE_LP_AGGREGATE", text)

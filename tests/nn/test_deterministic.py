@@ -150,16 +150,3 @@ def test_distributions_without_a_deterministic_value(row):
             ask(dist)
     assert isinstance(error.value, NotImplementedError) is (kind is not RuntimeError)
     assert ask is value or isinstance(error.value, NoMeanError) is (kind is NoMeanError)
-
-
-def test_gradients_compile_and_vmap():
-    loc = HALF.clone().requires_grad_()
-    value(d.Normal(loc, HALF)).sum().backward()
-    assert loc.grad.tolist() == [1.0, 1.0]
-
-    def known(loc):
-        return value(d.Independent(d.Normal(loc, torch.ones_like(loc)), 1))
-
-    rows = torch.randn(3, 2)
-    assert_close(torch.compile(known, fullgraph=True, backend="eager")(rows), rows)
-    assert_close(torch.vmap(known)(rows), rows)

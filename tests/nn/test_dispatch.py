@@ -11,7 +11,7 @@ from raffia import TensorDict, lazy_stack
 from raffia.nn import TensorDictModule as M
 from raffia.nn import TensorDictModuleBase, dispatch, make_tensordict
 
-from .keyed import both, leaves, plus
+from .keyed import leaves, plus
 
 B, T = 2, 3
 one, two = torch.ones(T), torch.full((T,), 2.0)
@@ -211,39 +211,6 @@ def test_errors(row):
     wrong, kind, match = ERRORS[row]
     with pytest.raises(kind, match=match or None):
         wrong()
-
-
-# --- keyed modules ------------------------------------------------------------------------------
-
-
-class Marked(torch.Tensor):
-    pass
-
-
-def pair(x, y):
-    return x, y
-
-
-KEYED = [  # a module, the arguments and keywords of a call, and its result
-    (M(pair, ["x", ("n", "y")], [("s", "u"), "v"]), (one,), {"n_y": two}, (one, two)),
-    (M(lambda x, scale: x * scale, ["x"], ["z"]), (), {"x": one, "scale": 2}, two),
-    (M(lambda x, y: x if y is None else x + y, ["x", "y"], ["z"]), (one,), {}, one),
-    (M(lambda x, name: x * len(name), ["x", "name"], ["z"]), (one,), {"name": "ab"}, two),
-    (M(lambda d: d["a"] + d["b"], ["d"], ["z"]), (), {"d": {"a": one, "b": one}}, two),
-    (M(lambda x: x + 1, ["x"], ["z"]), (), {"x": one.numpy()}, two),
-    (M(lambda x: x + 1, ["tensordict_out"], ["z"]), (one,), {}, two),
-    (M(pair, ["a_b", ("a", "b")], ["u", "v"]), (one, two), {}, (one, two)),  # equal when joined
-    (M(pair, ["x", "y"], ["u", "v"]), (one, two[:1]), {}, (one, two[:1])),  # shapes differ
-    (M(lambda x: x * 2, ["x"], ["x"]), (nn.Parameter(one),), {}, two),
-]
-
-
-@pytest.mark.parametrize("row", range(len(KEYED)))
-def test_keyed_modules_called_with_tensors(row):
-    module, args, kwargs, result = KEYED[row]
-    assert_close(module(*args, **kwargs), result)
-    assert one.tolist() == [1] * T  # inputs are not changed
-    assert type(M(both, ["x"], ["u", "v"])(one.as_subclass(Marked))[0]) is Marked
 
 
 # --- make_tensordict ----------------------------------------------------------------------------

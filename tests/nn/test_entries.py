@@ -11,7 +11,6 @@ from raffia import TensorDict
 from raffia.nn import (
     TensorDictModule,
     TensorDictModuleBase,
-    TensorDictSequential,
     as_tensordict_module,
     dispatch,
 )
@@ -85,19 +84,3 @@ def test_a_decorated_function_takes_keywords_ours():
     td = TensorDict(x=torch.tensor(1.0), y=torch.tensor(4.0))
     assert minus.in_keys == ["x", "y"] and minus.out_keys == ["z"]
     assert minus(td.copy())["z"] == 3 and Scaled().minus(td.copy())["z"] == 6
-
-
-def test_keys_may_be_set_before_the_constructor_of_the_base():
-    class Early(TensorDictModuleBase):
-        def __init__(self, key):
-            self.in_keys, self.out_keys = [key], ["y"]
-            super().__init__()
-
-        @dispatch
-        def forward(self, tensordict):
-            return tensordict.set("y", tensordict[self.in_keys[0]] + 1)
-
-    module = Early("x")
-    assert module(torch.zeros(A)).tolist() == [1.0] * A
-    assert TensorDictSequential(module).in_keys == ["x"]
-    assert module.select_out_keys("y").out_keys == ["y"]

@@ -337,22 +337,6 @@ def test_buffers_that_a_module_writes_are_in_the_parameters():
 # --- calls within calls, other methods and signatures --------------------------------------------
 
 
-def test_functional_inside_functional():
-    module, x = Both(), torch.randn(A)
-    params = make_functional(module)
-    assert module(x, zeros(params["layer"]), params).abs().sum() == 0
-    inner, weights = stateless()
-
-    class Outer(Scaled):
-        def forward(self, x, weights):
-            return self.weight * inner(x, weights)
-
-    outer = Outer()
-    scale = make_functional(outer)
-    for out in (outer(x, weights, scale), outer(x, weights, params=scale)):
-        assert torch.equal(out, 2 * inner(x, weights))
-
-
 def test_other_methods():
     module, x = Both(), torch.randn(B, A)
     want = module(x)

@@ -293,7 +293,7 @@ def policy(**options):
     )
 
 
-def test_programs(actor, example):
+def test_programs(actor):
     seq = Seq({"actor": actor, "again": keyed(["action"], ["action"])})
     assert repr(seq).splitlines() == [
         "TensorDictSequential(",
@@ -306,24 +306,9 @@ def test_programs(actor, example):
         "    return action",
         ")",
     ]
-    actor(example)
-    assert str(actor).splitlines()[1:4] == [
-        "    given obs: f32[5, 4]",
-        "    (0): hidden = Linear(4, 8)(obs)     # f32[5, 8]",
-        "    (1): action = Linear(8, 3)(hidden)  # f32[5, 3]",
-    ]
     keys = {"input": "x", "other": ("a", "b")}
     module = Mod(torch.add, in_keys=keys, out_keys=["y"])
     assert "y = add(input=x, other=a.b)" in repr(Seq(module))
-    lines = policy(return_log_prob=True).graph(example.select("obs")).program().splitlines()[2:]
-    assert lines == [
-        "    (0): mu, head.sigma = Sequential(Linear(4, 6), NormalParamExtractor)(obs)"
-        "  # f32[5, 3], f32[5, 3]",
-        "    (1): action, action_log_prob ~ Normal(loc=mu, scale=head.sigma)"
-        "  # f32[5, 3], f32[5, 3]",
-        "    return action, action_log_prob",
-        ")",
-    ]
     names = [f"a_rather_long_name_{i}" for i in range(12)]
     text = repr(Seq(keyed(names, ["y"]))).split("(0)")[0]
     assert max(map(len, text.splitlines())) <= 100 and all(name in text for name in names)
@@ -331,16 +316,8 @@ def test_programs(actor, example):
 
 def test_the_table(actor, example):
     actor.append(keyed(["obs"], ["action"]))
-    assert str(actor.graph(example)).splitlines() == [
-        "module  computes      reads              writes",
-        "0       Linear(4, 8)  obs: f32[5, 4]     hidden: f32[5, 8]",
-        "1       Linear(8, 3)  hidden: f32[5, 8]  action: f32[5, 3]",
-        "2       add           obs: f32[5, 4]     action: f32[5, 4]",
-        "in: obs",
-        "out: action",
-        "overwritten: action by 1, 2",
-        "never read: action of 1",
-    ]
+    *_, overwritten, unread = str(actor.graph(example)).splitlines()
+    assert overwritten == "overwritten: action by 1, 2" and unread == "never read: action of 1"
 
 
 def composite():
@@ -386,17 +363,8 @@ def drawable():
     return of(Seq(step("x>h"), Draws(["h"], ["i"])), "h,i,x>y", "x>lost", "y>lost").graph()
 
 
-def test_mermaid(actor, example):
-    assert actor.graph(example).mermaid().splitlines()[:8] == [
-        "flowchart TD",
-        '    in0(["obs<br/>f32[5, 4]"]):::given',
-        '    m0["Linear(4, 8)<br/>(0)"]:::module',
-        '    m1["Linear(8, 3)<br/>(1)"]:::module',
-        '    out0(["action<br/>f32[5, 3]"]):::result',
-        "    in0 --> m0",
-        '    m0 -- "hidden: f32[5, 8]" --> m1',
-        "    m1 --> out0",
-    ]
+def test_mermaid():
+    """docs/graph.md has a whole one."""
     lines = drawable().mermaid().splitlines()
     assert '    subgraph g0["TensorDictSequential (0)"]' in lines and lines.count("    end") == 1
     assert '    m0 -- "h" --> m2' in lines

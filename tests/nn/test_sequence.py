@@ -1,15 +1,13 @@
 """TensorDictSequential: keyed modules one after the other, and parts of such a sequence."""
 
 import copy
-import pickle
 from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
-from torch.testing import assert_close
 
-from raffia import TensorClass, TensorDict, lazy_stack
+from raffia import TensorDict, lazy_stack
 from raffia.nn import TensorDictModule as Mod
 from raffia.nn import TensorDictSequential as Seq
 from raffia.nn import WrapModule
@@ -40,10 +38,6 @@ class Select(nn.Module):
 
 def seq_of(*keys, **kwargs):
     return Seq(*(step(i, o) for i, o in keys), **kwargs)
-
-
-def linear_chain():
-    return Seq(Mod(nn.Linear(T, A), ["x"], ["h"]), Mod(nn.Linear(A, 2), ["h"], ["y"]))
 
 
 # --- construction -------------------------------------------------------------------------------
@@ -224,58 +218,6 @@ def test_expected_keys_are_stored():
         seq.in_keys  # noqa: B018 # reading looks at the modules
 
 
-# --- selected_out_keys --------------------------------------------------------------------------
-
-
-def test_selections_of_inputs_of_nested_keys_and_of_nothing():
-    seq = seq_of(("a", "a"), ("a", "b"), ("b", "c")).select_out_keys("c")
-    assert call(seq, "container", {"a": 0}) == {"a": 1, "c": 3}  # inputs are written back
-    seq = seq_of(("a", [("n", "b")]), ([("n", "b")], [("n", "c")])).select_out_keys(("n", ("c",)))
-    assert call(seq, "container", {"a": 0}) == {("n", "c"): 2}
-    assert call(chain("a", "b").select_out_keys(), "container", {"a": 0}) == {}
-    assert chain("a", "b", selected_out_keys=[]).out_keys == ["b"]
-    out, seq = TensorDict(), chain("a", "b", "c", selected_out_keys=["b"])
-    assert seq(start("a"), tensordict_out=out) is out and leaves(out) == {"b"}
-
-
-# --- destination of outputs ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("outer", [None, True, False, "empty"])
-@pytest.mark.parametrize("inner", [True, False, "empty"])
-def test_inplace_and_destination(outer, inner):
-    steps = [step("a", "b", inplace=inner), step("b", "c", inplace=inner)]
-    seq, td = Seq(steps, inplace=outer), start("a")
-    out = seq(td)
-    assert (out is td) is (outer is True or outer is None and inner is True)
-    written = {"b", "c"} if inner is True else {"c"}
-    assert leaves(out) == written | ({"a"} if out is td else set())
-    assert out["c"].tolist() == [2] * B and leaves(td) == (leaves(out) if out is td else {"a"})
-    bare = outer is False or outer is None and inner is False
-    assert out.batch_size == (() if bare else (B,))
-    into, td = TensorDict(old=torch.zeros(B)), start("a")
-    assert seq(td, tensordict_out=into) is into and leaves(td) == {"a"}
-    assert leaves(into) == {"old", *written}
-    assert seq(start("a"), into) is into
-    seq.inplace = True
-    assert seq(td) is td
-
-
-def test_kinds_of_containers():
-    class Data(TensorClass):
-        a: torch.Tensor
-        c: torch.Tensor | None = None
-
-    steps = [step("a", "b", inplace=False), step("b", "c", inplace=False)]
-    data = Data(a=torch.zeros(B), batch_size=[B])
-    assert Seq(steps, inplace=True)(data) is data and data.c.tolist() == [2] * B
-    assert leaves(chain("a", "b", inplace=False)(start("a").lock_())) == {"b"}
-    stack = lazy_stack([start("a"), start("a")])
-    assert chain("a", "b", "c")(stack) is stack and stack["c"].shape == (2, B)
-    with pytest.raises(KeyError):
-        seq_of(("x", "y"))(lazy_stack([start("a", "x"), start("a")]))
-
-
 # --- partial_tolerant ---------------------------------------------------------------------------
 
 
@@ -404,12 +346,6 @@ def test_a_part_of_a_graph(ins, outs, rest):
     assert list(part.module) == [f"m{i}" for i in rest] and part[f"m{rest[0]}"] is seq[rest[0]]
 
 
-@pytest.mark.parametrize("ins, outs", [(None, []), (["c"], ["b"])], ids=str)
-def test_an_empty_selection_is_refused(ins, outs):
-    with pytest.raises(ValueError, match="No modules left"):
-        seq_of(*GRAPH).select_subsequence(in_keys=ins, out_keys=outs)
-
-
 def test_other_parts():
     first, second = [("in", "x")], [("mid", "x"), ("in", "m")]
     seq = seq_of((first, [("mid", "x")]), (second, [("out", "p")]))
@@ -433,41 +369,6 @@ def test_other_parts():
 
 
 # --- a module of torch --------------------------------------------------------------------------
-
-
-def test_copies_and_names():
-    seq, x = linear_chain().select_out_keys("y"), torch.randn(B, T)
-    again = linear_chain().select_out_keys("y")
-    again.load_state_dict(seq.state_dict())
-    for twin in (again, copy.deepcopy(seq), pickle.loads(pickle.dumps(seq))):
-        assert twin.out_keys == ["y"] and twin.in_keys == ["x"]
-        assert_close(twin(x), seq[1].module(seq[0].module(x)))
-        assert next(twin.parameters()) is not next(seq.parameters())
-    names = [f"module.{i}.module.{name}" for i in range(2) for name in ("weight", "bias")]
-    assert list(seq.state_dict()) == [name for name, _ in seq.named_parameters()] == names
-    shown = repr(Seq({"enc": seq[0]}))
-    assert shown.startswith("TensorDictSequential(")
-    assert all(word in shown for word in ("enc", "Linear", "x", "h"))
-    with torch.no_grad():
-        for p in seq.parameters():
-            p.fill_(7)
-    parameters = list(seq.parameters())
-    assert seq.reset_parameters_recursive() is None
-    assert all((p != 7).any() and p is q for p, q in zip(seq.parameters(), parameters, strict=True))
-    assert not seq.eval()[0].module.training
-
-
-@pytest.mark.parametrize("form", ["container", "tensors"])
-def test_hooks_of_every_level_run(form):
-    seq, calls = linear_chain(), []
-    for name, module in seq.named_modules():
-        if not isinstance(module, nn.ModuleList):
-            module.register_forward_hook(lambda m, a, o, name=name: calls.append(name))
-    seq(TensorDict({"x": torch.ones(B, T)}, [B]) if form == "container" else torch.ones(B, T))
-    assert calls == ["module.0.module", "module.0", "module.1.module", "module.1", ""]
-    seq = chain("a", "b", "c")
-    seq[0].register_forward_hook(lambda m, args, out: out.set("b", out["b"] + 10))
-    assert call(seq, form, {"a": 0}) == {"b": 11, "c": 12}
 
 
 def test_custom_forward_methods(monkeypatch):

@@ -209,17 +209,6 @@ def test_the_program():
     assert_close(over(td)["y"], net(td["z"]))
 
 
-def test_dead_code_can_be_removed():
-    traced = symbolic_trace(MODULES["dropped"]())
-    traced.graph.eliminate_dead_code()
-    assert len(list(traced.graph.nodes)) == 4  # no sum but that of b
-    module = seq(step("z", "h"), keyed(torch.exp, ["z"], ["y"]))
-    traced = symbolic_trace(module.select_out_keys("y"))
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
-    assert "add" not in traced.code and "+" not in traced.code
-
-
 def test_a_traced_module_is_a_graph_module_and_a_keyed_module(capsys):
     module, td = masked_net(), inputs()
     traced, out = symbolic_trace(module), TensorDict(batch_size=[B])
@@ -245,13 +234,6 @@ def test_a_traced_module_is_a_graph_module_and_a_keyed_module(capsys):
     traced = symbolic_trace(keyed(net, ["z"], ["y"]).eval())
     assert not traced.training and traced(td.clone())["y"].count_nonzero() == B * A
     assert traced.train()(td.clone())["y"].count_nonzero() < B * A
-
-
-def test_a_container_in_the_middle_is_not_written_to():
-    td = inputs()
-    result = symbolic_trace(seq(step("z", "h"), step("h", "y", inplace=False)))(td)
-    assert_close(tree(result), {"y": td["z"] + 2})
-    assert "h" not in td
 
 
 # --- refusals -----------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from torch.testing import assert_close
 
 from raffia import TensorDict
 from raffia.nn import TensorDictModule as Mod
-from raffia.nn import TensorDictModuleBase, TensorDictSequential, as_tensordict_module
+from raffia.nn import TensorDictModuleBase, as_tensordict_module
 from raffia.nn import TensorDictModuleWrapper as Wrapper
 
-from .keyed import Scale, both, call, chain, leaves, numbers, plus, step
+from .keyed import Scale, both, call, numbers
 
 T, A = 3, 5
 
@@ -81,18 +81,6 @@ def test_a_wrapper_has_the_keys_and_attributes_of_the_module(depth):
     wrapper.reset_parameters_recursive()
     assert (wrapper.weight != 7).any() and wrapper.double().weight.dtype == torch.double
     assert not wrapper.eval().td_module.training
-
-
-def test_destination_of_outputs_and_sequences():
-    out = TensorDict({}, [2])
-    assert Wrapper(pair())(numbers(), tensordict_out=out) is out and leaves(out) == {"u", "v"}
-    wrapper = Wrapper(chain("x", "h", "z"))
-    assert wrapper.partial_tolerant is False
-    for made in (wrapper, TensorDictSequential(Wrapper(step("x", "h")), step("h", "z"))):
-        assert made.in_keys == ["x"] and made.out_keys == ["h", "z"]
-        assert call(made, "keywords") == call(made, "container") == {"h": 2, "z": 3}
-    td = Scaled(Mod(plus, ["x"], ["z"]))(numbers({"x": 1}))
-    assert td["z"].tolist() == [20, 20]
 
 
 def test_selections_and_hooks():
