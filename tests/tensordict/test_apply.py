@@ -109,18 +109,6 @@ def test_every_leaf_and_member(kind):
     each(IN_PLACE, check_in_place)
 
 
-def erased(x):
-    x.zero_()
-
-
-def test_in_place_without_a_result_in_stacks_of_stacks():
-    members = [TensorDict(a=torch.ones(2), batch_size=[2]) for _ in range(4)]
-    td = lazy_stack([lazy_stack(members[:2]), lazy_stack(members[2:])])
-    assert td.apply_(erased) is td
-    assert not any(member["a"].any() for member in members)
-    assert type(td.apply(lambda x: x + 1)[0]) is type(td)
-
-
 def test_order_structure_and_keys():
     td, calls = make(), []
     result = td.apply(lambda x: calls.append(x.shape) or x)
@@ -218,15 +206,6 @@ def test_results_of_the_function():
     td = make()
     assert td.apply_(lambda x: x * 0 if x.ndim > 1 else None) is td.apply_(lambda x: None) is td
     assert_leaves(td, {"a": torch.zeros(B, T), N_B: make()["n", "b"]})
-
-
-def test_out():
-    out = make().named_apply(lambda key, x: x + 1, out=TensorDict({}, [B]))
-    assert_leaves(out, make() + 1)
-    node = out.set("extra", torch.ones(B))["n"]
-    make().apply(lambda x: x.double(), out=out)
-    dtypes = [out[key].dtype for key in ("a", "extra")]
-    assert out["n"] is node and dtypes == [torch.float64, torch.float32]
 
 
 def fail(x):

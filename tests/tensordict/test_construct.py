@@ -99,17 +99,6 @@ def test_every_source_gives_the_same_container():
     assert not is_tensor_collection({}) and not is_tensor_collection(x)
 
 
-def test_from_a_container():
-    td = make()
-    new = TensorDict(td, td.batch_size)
-    assert new is not td and all(new.get(key) is value for key, value in leaves(td).items())
-    new["z"] = ones(B, T)
-    assert "z" not in td and TensorDict(td).batch_size == ()
-    for batch, below in (([B], (B, T)), ([B, T], (B, T))):
-        new = TensorDict(td, batch)
-        assert new.batch_size == tuple(batch) and new["b"].batch_size == below
-
-
 VALUES = [
     (1, torch.tensor(1)),
     (2.5, torch.tensor(2.5)),
@@ -217,23 +206,6 @@ def test_a_nested_container_starts_with_the_batch_of_its_parent():
     assert inner.is_locked and not outer["i"].is_locked
 
 
-def test_batch_size_is_set():
-    td = TensorDict({"a": ones(B, T), "b": {"c": ones(B, T), "d": {"e": ones(B, T)}}})
-    td.batch_size = [B, T]
-    assert td["b"].batch_size == td["b", "d"].batch_size == (B, T)
-    td.batch_size = [B]
-    td["z"] = ones(B, 7)
-    with pytest.raises(RuntimeError):
-        td.batch_size = [B, T]
-    assert td.batch_size == (B,)
-    td = TensorDict({"b": TensorDict({"c": ones(B, T, A)}, [B, T, A])}, [B])
-    td.batch_size = [B, T]
-    assert td["b"].batch_size == (B, T, A)
-    td = make(lock=True)
-    td.batch_size = [B]
-    assert td.batch_size == (B,) and td.is_locked
-
-
 def test_auto_batch_size():
     for dims, expected in ((None, (B, T)), (0, ()), (1, (B,)), (2, (B, T)), (9, (B, T))):
         td = TensorDict(a=ones(B, T, 4), b=ones(B, T, A), e={}, f={"g": {}})
@@ -252,37 +224,6 @@ def test_auto_batch_size():
     part = TensorDict(x=ones(T), batch_size=[T])
     td = TensorDict({"a": ones(B, T), "l": lazy_stack([part, part])}, [B, T])
     assert td.auto_batch_size_(0).batch_size == () and td["l"].batch_size == (B, T)
-
-
-# ------------------------------------------------------------------------------------- devices
-
-
-def test_devices():
-    assert make().device is None and make()["b"].device is None
-    for device in (CPU, "meta"):
-        td = make(device=device)
-        assert td.device == td["b"].device == td["b", "d"].device == torch.device(device)
-        assert all(x.device == td.device for x in leaves(td).values()) and sound(td)
-    x, full = ones(B), ones(B, T)
-    assert TensorDict({"x": x}, [B], device="cpu")["x"] is x
-    inner = TensorDict({"t": full}, [B, T], device="cpu")
-    td["q", "r"], td["s"] = full, inner
-    assert all(td[key].device == META for key in ("q", ("q", "r"), "s", ("s", "t")))
-    assert inner.device == inner["t"].device == CPU
-    with pytest.raises((RuntimeError, AttributeError), match="to"):
-        td.device = "cpu"
-    assert td.clear_device_() is td and td.device is None
-    assert td["b"].device is None and td["b", "d"].device is None
-    mixed = make()
-    mixed["z"] = torch.ones(B, T, device="meta")
-    assert mixed.device is mixed.auto_device_().device is None and mixed["z"].device == META
-    assert make().auto_device_().device == CPU
-    assert lazy_stack([make(device="cpu")] * 2).device == CPU
-    assert lazy_stack([make(), make()]).device is None
-    td = make(names=["x", "y"], lock=True)
-    assert td.names == td["b"].names == td["b", "d"].names == ["x", "y"]
-    assert td.is_locked and td["b"].is_locked and td["b", "d"].is_locked
-    assert make(names=[None, "y"]).names == [None, "y"] and make().names == [None, None]
 
 
 # -------------------------------------------------------------------------- from other objects
@@ -402,16 +343,6 @@ def test_names_of_a_lazy_stack_of_dicts():
     assert LazyStackedTensorDict.from_dict(rows, names=["x"]).names == ["x"]
     dense = LazyStackedTensorDict.from_dict({"a": torch.zeros(2)}, batch_size=[2], names=["x"])
     assert dense.names == ["x"]
-
-
-def test_merged_containers_are_like_the_first():
-    one = TensorDict(a=torch.zeros(2), n={"x": torch.zeros(2)}, batch_size=[2], names=["t"])
-    two = TensorDict(b=torch.ones(2, 3), n={"x": torch.ones(2), "y": torch.ones(2)})
-    out = merge_tensordicts(one, two, TensorDict(a=torch.ones(2), c=torch.ones(2)))
-    assert list(out.keys(True, True)) == ["a", ("n", "x"), ("n", "y"), "b", "c"] and sound(out)
-    assert out.batch_size == out["n"].batch_size == (2,) and out.names == ["t"]
-    assert not out["a"].any() and not out["n", "x"].any() and out["b"] is two["b"]
-    assert list(one.keys(True, True)) == ["a", ("n", "x")]
 
 
 def test_tensors_share_the_memory_of_a_struct_array_where_torch_can_view_it():

@@ -204,18 +204,6 @@ def test_cuda():
 # ------------------------------------------------------------------------------- gradients
 
 
-def test_requires_grad():
-    td = floats()
-    assert td.requires_grad is False and td.requires_grad_() is td and td.requires_grad is True
-    assert not floats().requires_grad_().requires_grad_(False).requires_grad
-    td["n", "b"].requires_grad_()
-    assert td.requires_grad is td["n"].requires_grad is True  # one is enough
-    with pytest.raises(RuntimeError, match="floating point"):
-        make().requires_grad_()
-    td = params().lock_().requires_grad_(False)
-    assert not td.requires_grad and isinstance(td["w"], nn.Parameter)
-
-
 def test_backward():
     for backward, scale in [
         (lambda td: td.pow(2).sum(reduce=True).backward(), 2),
@@ -262,16 +250,6 @@ def test_detach_and_data(locked):
 # ---------------------------------------------------------------------------- filled in place
 
 
-@pytest.mark.parametrize("kind", ["dressed", "locked", "lazy"])
-def test_writing_in_place(kind):
-    td = KINDS[kind]()
-    wanted, originals = td.apply(lambda x: x + 1), leaves(td)
-    assert td.copy_(wanted.double()) is td and content(td) == content(wanted)
-    assert all([now is old for now, old in zip(leaves(td), originals, strict=True)])
-    td.fill_("a", 3).fill_("i", 3).fill_("n", 3)
-    assert content(td) == content(td.apply(lambda x: x * 0 + 3))
-
-
 def test_writing_in_place_of_some():
     td = make().copy_(TensorDict({"a": torch.ones(B, T)}, [B]))
     assert (td["a"] == 1).all() and torch.equal(td["n", "b"], make()["n", "b"])
@@ -313,15 +291,6 @@ def test_copies(kind):
     assert type(weights.clone()["w"]) is torch.Tensor and not weights.clone()["w"].is_leaf
     assert weights.clone()["w"].requires_grad
     assert isinstance(weights.clone(False)["w"], nn.Parameter)
-
-
-def test_deepcopy_copies_objects():
-    inner = TensorDict(a=torch.ones(B), batch_size=[B]).set_non_tensor("log", {"games": [1]})
-    for td in (inner, TensorDictParams(inner), lazy_stack([inner, inner.clone()])):
-        result = copy.deepcopy(td)
-        was, now = [x.tensordicts[0] if hasattr(x, "tensordicts") else x for x in (td, result)]
-        now["log"]["games"].append(2)
-        assert type(result) is type(td) and was["log"] == {"games": [1]}
 
 
 def test_contiguous_and_dense():

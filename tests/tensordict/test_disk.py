@@ -4,7 +4,6 @@ Each way of writing and reading gives back each content, bit for bit.
 """
 
 import enum
-import gc
 import json
 import os
 import pickle
@@ -421,19 +420,6 @@ def run(program, *args, **env):
     return out.stdout
 
 
-def test_unlocking_and_changing_ends_the_map(tmp_path):
-    td = TensorDict(n=TensorDict(a=torch.ones(1), s="x"), z=lazy_stack([TensorDict(s="u")] * 2))
-    td.memmap_(tmp_path)
-    nodes = td, td["n"], td["z"], td["z"].tensordicts[0], td["n"].get("s")
-    assert all([node.is_memmap() for node in nodes])
-    td.unlock_()
-    assert not any([node.is_memmap() for node in nodes])
-    td["b"] = torch.ones(1)
-    assert type(td["b"]) is torch.Tensor and not td.lock_().is_memmap()
-    td["n"].set_("s", "not stored")
-    assert load(tmp_path)["n", "s"] == "x"
-
-
 def test_an_older_folder_is_replaced(tmp_path):
     def sized(n):
         return TensorDict(x=torch.full((n, 3), float(n)))
@@ -564,44 +550,6 @@ def test_keys_as_file_names(tmp_path):
     assert os.listdir(tmp_path) == ["td"]
 
 
-def test_only_folders_with_nested_tensors_are_of_the_second_version(tmp_path):
-    def version(folder):
-        return json.loads((folder / "meta.json").read_text())["version"]
-
-    inner = TensorDict({"x": jagged()}, [2])
-    td = TensorDict({"a": torch.zeros(2), "n": inner}, [2]).memmap(tmp_path)
-    assert version(tmp_path) == 1 and version(tmp_path / "n") == 2
-    td.make_memmap("b", (2,))
-    assert version(tmp_path) == 1
-    td.make_memmap_from_tensor("c", strided())
-    assert version(tmp_path) == 2
-
-
-def test_the_structure_of_nested_tensors_does_not_change(tmp_path):
-    x, y = with_holes(), strided()
-    td = TensorDict({"x": x, "y": y}, [2]).memmap(tmp_path)
-    x.offsets().zero_()
-    x.lengths().zero_()
-    loaded = load(tmp_path)
-    for name in ("x.offsets", "x.lengths", "y.sizes"):
-        with open(tmp_path / f"{name}.memmap", "r+b") as file:
-            file.write(b"\0" * 8)
-    for one in (td, loaded):
-        assert content(one["x"]) == content(with_holes()) and content(one["y"]) == content(y)
-
-
-def test_stacks_and_classes_of_nested_tensors(tmp_path):
-    for at, make in enumerate((jagged, strided, with_holes)):
-        members = [TensorDict({"v": make() * (i + 1)}, [2]) for i in range(2)]
-        td = TensorDict({"z": lazy_stack(members, 1), "c": Pair(x=make(), batch_size=[2])}, [2])
-        td.memmap_(tmp_path / f"{at}")
-        members[1]["v"].unbind()[0].fill_(3)
-        td["c"].x.unbind()[1].fill_(4)
-        wanted = content(td)
-        for one in (load(tmp_path / f"{at}"), td.memmap_refresh_()):
-            assert content(one) == wanted
-
-
 def test_no_rows(tmp_path):
     none = torch.nested.nested_tensor_from_jagged(torch.zeros(0, 3), torch.tensor([0]))
     TensorDict({"a": none, "b": nested_tensor([])}, [0]).memmap(tmp_path)
@@ -609,16 +557,6 @@ def test_no_rows(tmp_path):
     assert back["a"].shape[0] == 0 and back["a"].shape[2] == 3 and back["a"].layout is torch.jagged
     assert back["b"].is_nested and back["b"].unbind() == () and back["b"].dtype is torch.float32
     assert "torch.Size([0])" in repr(back)
-
-
-def test_refresh_keeps_nested_containers(tmp_path):
-    td = TensorDict(a=torch.zeros(3), n=TensorDict(x=torch.zeros(1)), s="old").memmap(tmp_path)
-    nested = td["n"]
-    TensorDict(b=torch.ones(2), n=TensorDict(y=torch.ones(2)), s="new").memmap(tmp_path)
-    assert td.memmap_refresh_() is td and td["n"] is nested
-    assert content(td) == content(load(tmp_path)) and nested.saved_path == tmp_path / "n"
-    td["b"].fill_(7)
-    assert load(tmp_path)["b"].sum() == 14
 
 
 def test_the_meta_device(tmp_path):
@@ -870,22 +808,6 @@ def test_small_tensors_share_one_temporary_file(method, num_threads, temporary):
     del td
     assert len(temporary()) == 1
     del leaf
-    assert temporary() == []
-
-
-def test_large_and_nested_tensors_have_separate_temporary_files(temporary, monkeypatch):
-    monkeypatch.setattr(folder_writer, "SMALL", 16)
-    td = TensorDict(a=torch.ones(4), b=torch.ones(5), c=torch.ones(4)).memmap()
-    assert [file.stat().st_size for file in temporary()].count(20) == 1 and len(temporary()) == 2
-    del td
-    assert temporary() == []
-    td = TensorDict({"j": jagged(), "s": strided()}, [2]).memmap()
-    j, s = td["j"], td["s"]
-    del td
-    gc.collect()
-    assert len(temporary()) == 2 and content(j) == content(jagged())
-    del j, s
-    gc.collect()
     assert temporary() == []
 
 

@@ -163,18 +163,6 @@ def test_of_empty_containers_and_dims():
     assert len(td) == 0
 
 
-def test_metadata_texts_and_gradients_follow():
-    entries = {"a": torch.zeros(3), "text": "hello", "word": ["zero", "one", "two"]}
-    td = TensorDict(entries, [3], device="cpu")
-    assert td[2]["text"] == td[1:3]["text"] == "hello" and td.get("text").batch_size == (3,)
-    assert isinstance(td[1:].get("text"), NonTensorData) and td[1:].get("text").batch_size == (2,)
-    assert td[1]["word"] == "one" and td[-1]["word"] == "two"
-    x = torch.ones(4, 3, requires_grad=True)
-    TensorDict({"a": x}, [4])[1:3]["a"].sum().backward()
-    assert x.grad.sum(1).tolist() == [0, 3, 3, 0]
-    assert td[0].device == torch.device("cpu") and not make().lock_()[1].is_locked
-
-
 OUT_OF_RANGE = [4, -5, (0, 3), (0, 0, 0), I[:, :, :], T([5]), [0, 7], (0, 0, None, T([0]))]
 OUT_OF_RANGE += [(0, ..., 0, 0), (..., 0, 0, 0)]
 NO_INDEX = [torch.ones(3).bool(), torch.ones(4, 3, 2).bool(), 1.0, object(), T([0.0, 1.0])]
@@ -294,19 +282,6 @@ def test_a_locked_container_accepts_values_but_no_entries():
     with pytest.raises(RuntimeError, match="Cannot modify locked TensorDict"):
         td[1] = TensorDict(a=T(5.0), b=T(6.0))
     assert td["a"].tolist() == [0.0] * 4 and set(td.keys()) == {"a"}
-
-
-def test_get_at_and_set_at():
-    for index in ALL:
-        assert torch.equal(make().get_at("b", index), ROWS[index])
-        td = make()
-        want, b = ROWS.clone(), td["b"]
-        want[index] = -1
-        assert td.set_at_("b", -1, index) is td and td["b"] is b and torch.equal(b, want)
-        assert (td["a"] == make()["a"]).all()
-    assert td.get_at(("n", "c"), (3, 2, 4, 1)) == 119 and td.get_at("n", 0).batch_size == (3, 5)
-    td.set_at_("a", T([5.0, 6.0]), I[0, :]).get_at("b", 2).zero_()  # a view
-    assert td["a"][0].tolist() == [[5, 6]] * 3 and td["b"][2].tolist() == [0, 0, 0]
 
 
 # ------------------------------------------------------------------------ masks, where, gather

@@ -174,17 +174,6 @@ def test_sorted_lists_leaves_and_sets_of_keys():
     assert found.keys() == {"s", ("b", "t")} and found["b", "t"].data == "deep"
 
 
-@writable
-def test_lists_are_live(kind):
-    td = kind()
-    lists = [td.keys(*args) for args in ((), (True,), (True, True), (False, True))]
-    lists += [td.items(), td.values()]
-    before = [len(list(one)) for one in lists]
-    td["z"] = ONE
-    assert all("z" in one and "z" in list(one) for one in lists[:4])
-    assert [len(list(one)) for one in lists] == [n + 1 for n in before]
-
-
 def test_reads_return_the_same_objects():
     td, x = make(), torch.ones(B, T)
     td["x"] = td["n", "m"] = x

@@ -127,17 +127,6 @@ def test_rows_of_ragged_members(dim):
         check_same(td, dense(dim))
 
 
-def test_rows_by_tensors_are_copies():
-    for dim in (0, 1):
-        full = torch.ones(BATCHES[dim], dtype=torch.bool)
-        td = make(dim)
-        for index in (full, I[T([0, 1]), T([0, 1])], I[T([0, 1]), 0], I[T([0, 1]), 1:]):
-            td[index].zero_()
-        for mask in (full, full[:, 0]):
-            td.masked_select(mask).zero_()
-        check_same(td, dense(dim))
-
-
 def test_indexing_returns_members():
     td = make()
     assert td[0] is td.tensordicts[0] and td[-1] is list(td)[3] is td.tensordicts[3]
@@ -552,15 +541,6 @@ def test_rows_of_members_that_differ_are_updated(index):
         assert (mine == theirs).all()
 
 
-def test_rows_of_entries_that_some_members_lack():
-    td = ragged()
-    td.update_at_({"only1": torch.full((1, 2), 7.0)}, I[1:2, :2])
-    assert (td[1]["only1"][:2] == 7).all() and (td[1]["only1"][2:] != 7).all()
-    with pytest.raises(KeyError, match="only1"):
-        td.update_at_({"only1": torch.zeros(2, 3)}, I[1:3])
-    assert (td[1]["only1"][:2] == 7).all()
-
-
 def test_lists_of_tensors_in_other_forms():
     one, two = torch.zeros(2), torch.ones(3)
     assert lazy_stack([one, two], as_list=True) == [one, two]
@@ -574,24 +554,6 @@ def test_lists_of_tensors_in_other_forms():
         lazy_stack([one, two], as_list=True, as_padded_tensor=True)
     with pytest.raises(TypeError, match=r"td\.get\(key, as_list=True\)"):
         lazy_stack([TensorDict(a=one), TensorDict(a=two)], as_list=True)
-
-
-@pytest.mark.parametrize("key", ["b", ("n", "c"), "n"])
-def test_filling_reaches_a_lazy_stack_below(key):
-    part = TensorDict(b=torch.zeros(2), n={"c": torch.zeros(2)}, batch_size=[2])
-    stack = lazy_stack([part, part.clone()], 1)
-    path = (key,) if isinstance(key, str) else key
-    for td, prefix in (
-        (stack, ()),
-        (TensorDict(l=stack, batch_size=[2]).lock_(), ("l",)),
-        (TensorDict(x={"l": lazy_stack([stack, stack.clone()])}), ("x", "l")),
-    ):
-        td = td.clone().lock_() if td.is_locked else td.clone()
-        assert td.fill_((*prefix, *path), 3) is td
-        below = td[prefix] if prefix else td
-        assert (below[path] == 3).all() and (below["b"] == 3).all() == (key == "b")
-        with pytest.raises(KeyError, match="q"):
-            td.fill_((*prefix, "q"), 3)
 
 
 def test_new_levels_below_levels_that_some_members_lack():

@@ -1,8 +1,6 @@
 """Locking: changes that a locked container refuses, locks of nested containers, and unlocking."""
 
-import copy
 import gc
-import pickle
 import weakref
 
 import pytest
@@ -171,45 +169,6 @@ def test_contexts(tree):
     assert {*locks(td), td["new"].is_locked} == {True} and sound(td)
     assert set(leaves(td)) == {*KEYS, "z", ("new", "m")}
     refused(lambda: td.set(("new", "o"), NEW))
-
-
-@every_tree
-def test_copies_are_open(tree):
-    td = tree().lock_()
-    for make_copy in (
-        *(copy.copy, copy.deepcopy, lambda td: td.clone(), lambda td: td.clone(False)),
-        *(lambda td: td.copy(), lambda td: td.to_tensordict()),
-    ):
-        new = make_copy(td)
-        assert locks(new) == {False}
-        new["m", "k", "z"] = NEW
-        del new["a"]
-        assert set(leaves(td)) == KEYS and td.is_locked
-    for locked in (True, False):
-        td.is_locked = locked
-        new = pickle.loads(pickle.dumps(td))
-        assert type(new) is type(td) and locks(new) == {locked}
-        check_same(new, td)
-        assert new.device == td.device and new.names == td.names
-        if locked:
-            refused(new["m"].unlock_, PART_OF_A_GRAPH)
-        assert not new.unlock_()["m", "k"].is_locked
-
-
-def test_new_containers_are_open():
-    for op in (
-        *(lambda td: td.apply(lambda x: x), lambda td: td.select("m"), lambda td: td.exclude("a")),
-        *(lambda td: td.flatten_keys(), lambda td: td.empty(), lambda td: td.replace({"b": NEW})),
-        *(lambda td: torch.stack([td, td]), lambda td: torch.cat([td, td])),
-    ):
-        td = make().lock_()
-        new = op(td)
-        assert not new.is_locked and td.is_locked
-        new["new"] = torch.ones(new.batch_size)
-        assert "new" not in td
-    assert td.exclude("a")["m"] is td["m"] and td["m"].is_locked
-    td = make().to("cpu").lock_()
-    assert td.to("cpu") is td and td.is_locked
 
 
 CHANGES = {

@@ -99,13 +99,6 @@ def test_rows_of_different_sizes(tmp_path):
     assert make.zeros(torch.tensor([2, 3])).shape == (2, 3)
 
 
-def test_empty_shapes(tmp_path):
-    for number, shape in enumerate([(), (0, 3), (0,)]):
-        assert MemoryMappedTensor.zeros(shape).shape == MemoryMappedTensor.zeros(shape=shape).shape
-        assert MemoryMappedTensor.zeros(shape).shape == torch.Size(shape)
-        assert mapped(tmp_path / f"{number}", shape).shape == torch.Size(shape)
-
-
 @pytest.mark.parametrize("name, value", [("zeros", 0.0), ("ones", 1.0), ("full", 7.0)])
 def test_existing_files(tmp_path, name, value):
     path = tmp_path / "x.memmap"

@@ -236,19 +236,6 @@ def shared_and_separate(n=3, requires_grad=True):
     return modules, from_modules(*modules, expand_identical=True, as_module=True)
 
 
-def test_expand_identical():
-    a, b = linears()
-    b.weight = a.weight
-    w = (p := from_modules(a, b, expand_identical=True))["weight"]
-    assert w.stride() == (0, 3, 1) and type(w) is torch.Tensor and not w.is_leaf
-    assert type(p["bias"]) is nn.Parameter and p["bias"].is_leaf
-    w.sum().backward()
-    assert a.weight.grad.unique().tolist() == [2.0]
-    assert from_modules(a, b)["weight"].is_contiguous() and from_modules(a, b)["weight"].is_leaf
-    (module,), p = shared_and_separate(1)
-    assert p.get_parameter("0.weight") is module[0].weight and p["0", "weight"].shape == (1, 4, 2)
-
-
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_shared_parameter_is_registered_and_trained(n):
     modules, p = shared_and_separate(n)
@@ -379,31 +366,6 @@ def test_a_failed_call_leaves_lazy_layers_unchanged():
 
 
 # ---------------------------------------------------------------------------------------- vmap
-
-
-@pytest.mark.parametrize("options", [{}, {"as_module": True}, {"lazy_stack": True}], ids=str)
-@pytest.mark.parametrize("make", [linear, mlp])
-def test_ensembles(make, options):
-    """Like a loop over the modules; gradients go to the new parameters or those of the stack."""
-    ms, x = [make() for _ in range(3)], torch.randn(5, 3)
-    for module in (make().to("meta"), make(), ms[0]):
-        p, before = from_modules(*ms, **options), dict(module.named_parameters())
-        rows = [list(from_module(m).values(True, True)) for m in ms]
-        out, want = ensemble(p, module, x), torch.stack([m(x) for m in ms])
-        assert_close(out, want)
-        sources = sum(rows, [])
-        theirs = torch.autograd.grad(want.square().sum(), sources)
-        out.square().sum().backward()
-        got = sources if "lazy_stack" in options else list(p.values(True, True))
-        if got is not sources:
-            theirs = [torch.stack(theirs[i :: len(got)]) for i in range(len(got))]
-        for parameter, grad in zip(got, theirs, strict=True):
-            assert grad.norm() > 0
-            assert_close(parameter.grad, grad)
-        assert all([q.grad is None for q in {*sources, *before.values()} - {*got}])
-        assert all(q is before[n] and q.requires_grad for n, q in module.named_parameters())
-        for m in ms:
-            m.zero_grad()
 
 
 def test_which_dimensions_are_mapped():
@@ -632,48 +594,6 @@ def test_threads_with_separate_modules():
 
 def parameter(*shape):
     return nn.Parameter(torch.ones(shape))
-
-
-CHANGES = {
-    "append": lambda m: m.append(nn.Linear(2, 5)),
-    "replace": lambda m: m.__setitem__(2, nn.Linear(4, 2)),
-    "remove": lambda m: m.__delitem__(2),
-    "add a parameter": lambda m: (
-        m[0].register_parameter("extra", parameter(5)),
-        setattr(m[0], "weight", parameter(4, 3)),
-    ),
-    "remove a parameter": lambda m: m[0].register_parameter("bias", None),
-    "tie": lambda m: [setattr(m[i], "bias", tied) for tied in [parameter(2)] for i in (1, 2)],
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_modules_that_change_after_use(change):
-    m = mlp()
-    old = values(m)
-    call(old, m, torch.ones(3))
-    from_module(m)
-    CHANGES[change](m)
-    named, p = dict(m.named_parameters(remove_duplicate=False)), from_module(m)
-    found = {".".join(key): value for key, value in p.items(True, True)}
-    assert found.keys() == named.keys() and all(found[name] is named[name] for name in named)
-    before = state(m)
-    assert not call(values(m).zero_(), m, torch.ones(3)).any() and check_state(m, before)
-    if change == "remove":
-        with pytest.raises(KeyError, match="2"):
-            old.to_module(m)
-    elif change != "remove a parameter":
-        with old.zero_().to_module(m):
-            assert not m[2].weight.any() and not m[0].weight.any()
-    assert check_state(m, before)
-
-
-# ---------------------------------------------------------------------------------- state dicts
-
-
-def test_state_dicts_of_modules_are_values():
-    m, other, x = mlp(), mlp(), torch.randn(3)
-    assert_close(call(TensorDict(other.state_dict()).unflatten_keys("."), m, x), other(x))
 
 
 # --------------------------------------------------------------------------- TensorDictParams

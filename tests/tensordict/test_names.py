@@ -115,24 +115,6 @@ def test_names_follow():
     assert torch.stack([make(), make(None)]).names == [None] * 4
 
 
-LONGER = {
-    "xyw": (lambda td: td, lambda td: td.split(1)[0], torch.clone, lambda td: td + 1),
-    "yw": (lambda td: td[0], lambda td: td.unbind(0)[0]),
-    "xw": (lambda td: td[:, 0],),
-    ".xyw": (lambda td: td[None], lambda td: td.expand(5, B, T), lambda td: torch.stack([td, td])),
-    "xy.w": (lambda td: td.unsqueeze(-1),),
-    "yxw": (lambda td: td.permute(1, 0),),
-}
-
-
-def test_a_longer_child_keeps_the_name_of_its_extra_dimension():
-    n = TensorDict({"c": torch.ones(B, T, A)}, [B, T, A], names=["x", "y", "w"])
-    for names, calls in LONGER.items():
-        for call in calls:
-            td = call(TensorDict({"n": n}, [B, T], names=["x", "y"]))
-            assert td["n"].names == spelled(names) and sound(td)
-
-
 def test_read_and_write():
     assert TensorDict().names == [] and TensorDict(batch_size=[2]).names == [None]
     for names in ("pqr", "p.r", "...", "zyx"):
@@ -241,16 +223,6 @@ def test_a_container_without_names_gets_those_of_a_child():
     assert n.names == [None] * 2
     td["m"] = TensorDict({"q": full}, [B, T, A], names=[None, None, "k"])
     assert td.names == [None] * 2
-
-
-def test_batch_size_sets_names():
-    td = make()
-    td.batch_size = [B, T]
-    assert td.names == ["x", "y"] and td["b"].names == ["x", "y", "z"]
-    td.batch_size = [B, T, A]
-    assert td.names == ["x", "y", None]
-    td = TensorDict({"a": torch.ones(B, T)}, [B], names=["x"]).auto_batch_size_()
-    assert td.names == ["x", None]
 
 
 def test_lazy_stacks():

@@ -88,15 +88,6 @@ def test_a_list_is_a_value_for_each_row(door):
     assert grid().get("w").batch_size == (2, 3)
 
 
-def test_which_values_become_a_tensor_or_a_container():
-    td = TensorDict(b=True, i=1, f=2.5, li=[1, 2, 3], d={"a": "x"})
-    assert (td["b"].dtype, td["i"].dtype) == (torch.bool, torch.int64)
-    assert td["f"].dtype == torch.get_default_dtype() and td["li"].tolist() == [1, 2, 3]
-    assert isinstance(td["d"], TensorDict) and td["d", "a"] == "x"
-    td = TensorDict.from_dict({"s": "a", "x": torch.zeros(3)}, auto_batch_size=True)
-    assert td.batch_size == td.get("s").batch_size == (3,)
-
-
 def test_options():
     assert raffia.list_to_stack() is True and capture_non_tensor_stack() is False
     with quietly(raffia.set_list_to_stack, False):
@@ -143,27 +134,6 @@ def test_reading():
     nested = TensorDict(s="a", n=TensorDict(w=["p", "q"], o=None))
     assert json.loads(json.dumps(nested.to_dict())) == {"s": "a", "n": {"w": ["p", "q"], "o": None}}
     assert NonTensorData(max)(1, 2, key=lambda n: -n) == 1
-
-
-def test_keys():
-    td = TensorDict(x=torch.zeros(2), s="a", n=TensorDict(t="u", y=torch.zeros(2)))
-    assert set(td.keys()) == {"x", "s", "n"} and set(td.keys(leaves_only=True)) == {"x"}
-    assert set(td.keys(True)) == {"x", "s", "n", ("n", "t"), ("n", "y")}
-    assert set(td.keys(True, True)) == {"x", ("n", "y")} and ("n", "t") in td.keys(True)
-    every = {"x", "s", ("n", "t"), ("n", "y")}
-    assert set(td.keys(True, True, is_leaf=raffia.is_leaf_nontensor)) == every
-    got = dict(td.items(True, True, is_leaf=raffia.is_leaf_nontensor))
-    assert set(got) == every and got["s"].data == "a"
-    only = TensorDict(s="a")
-    assert list(only.items(True, True)) == [] and not only.is_empty()
-    assert only.filter_non_tensor_data().is_empty() and list(words().empty().keys()) == []
-    assert set(td.filter_non_tensor_data().keys(True)) == {"x", "n", ("n", "y")}
-    assert td.select("s").to_dict() == {"s": "a"} and "s" not in td.exclude("s")
-    flat = td.flatten_keys(".")
-    assert flat["n.t"] == "u" and flat.unflatten_keys(".")["n", "t"] == "u"
-    assert td.rename_key_("s", "r")["r"] == "a" and "s" not in td
-    popped = td.pop("r")
-    assert (popped.data if raffia.is_non_tensor(popped) else popped) == "a" and "r" not in td
 
 
 def test_functions_of_tensors_skip_values():
@@ -336,14 +306,6 @@ def test_stack():
         NonTensorData("a", [2]).update_at_(NonTensorData("b"), 0)
     with pytest.raises(RuntimeError, match="Cannot update a NonTensorData"):
         NonTensorData("a", [2]).update(words().get("w")[:2])
-
-
-def test_a_value_with_a_batch_size_limits_the_automatic_batch_size():
-    td = TensorDict(a=torch.zeros(2, 3, 4), s=NonTensorData("x", batch_size=[2]))
-    assert td.auto_batch_size_().batch_size == (2,)
-    assert TensorDict(a=torch.zeros(2, 3), s="x").auto_batch_size_().batch_size == (2, 3)
-    td = TensorDict(dict(a=torch.zeros(2, 3), n=dict(b=torch.zeros(2, 3, 5), s="x")), [2, 3])
-    assert td.auto_batch_size_()["n"].batch_size == td["n"].get("s").batch_size == (2, 3)
 
 
 def test_lists_of_values_become_plain_ones():

@@ -59,16 +59,6 @@ def test_rows_of_values_that_are_no_tensors(make, method, locked):
     assert td["s"] == ["o", "p", "last"] and td["a"].tolist() == [6, 7, 1]
 
 
-def test_one_row_into_the_rows_of_a_mask():
-    td = stacked()
-    td[torch.tensor([True, False, True])] = TensorDict(a=[5], s=["n"], d="m", batch_size=[1])
-    assert td["a"].tolist() == [5, 1, 5] and td["s"] == ["n", "b", "n"] and sound(td)
-    td[torch.tensor([False, True, False])] = TensorDict(a=6, s="k", d="m")
-    assert td["a"].tolist() == [5, 6, 5] and td["s"] == ["n", "k", "n"]
-    with pytest.raises(RuntimeError, match="batch size"):
-        td[:2] = TensorDict(a=[1, 2, 3], batch_size=[3])
-
-
 def sized(size):
     inner = TensorDict(b=torch.ones(2, 3), batch_size=size)
     return TensorDict(a=torch.zeros(2, 3), n=inner, s="x", batch_size=size)
@@ -93,21 +83,6 @@ def test_comparisons_of_different_batch_sizes():
     ]:
         with pytest.raises(RuntimeError, match=match):
             one == other  # noqa: B015
-
-
-def test_stacks_of_different_members():
-    td = lazy_stack([TensorDict(a=torch.zeros(2, 3)), TensorDict(a=torch.ones(2, 4))])
-    with pytest.raises(ValueError, match="same size in the mapped dimension"):
-        torch.vmap(lambda row: row, (1,))(td)
-    total = torch.utils._pytree.tree_map(lambda x: x.sum(), td)
-    assert total["a"].tolist() == [0, 8]
-    td.extend(tensordict=[TensorDict(a=torch.zeros(1, 1))])
-    td.insert(index=0, tensordict=TensorDict(a=torch.zeros(1, 1)))
-    assert td.batch_size == (4,)
-    td = lazy_stack([TensorDict(a=torch.zeros(i + 1), b=1) for i in range(2)])
-    td.update((td + 1).clone(), keys_to_update=["a"])
-    assert [a.tolist() for a in td.get("a", as_list=True)] == [[1.0], [1.0, 1.0]]
-    assert td["b"].tolist() == [1, 1] and td.entry_class("a") is torch.Tensor
 
 
 def test_to_with_a_batch_size():

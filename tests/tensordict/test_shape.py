@@ -118,17 +118,6 @@ def test_parts(kind):
     each(PARTS, check)
 
 
-def test_parts_of_empty_containers():
-    for op in ops(split=[2], chunk=[3], unbind=[1], tensor_split=[3]):
-        shapes = [part.shape for part in apply_op(ROWS, op)]
-        assert [part.batch_size for part in apply_op(TensorDict({}, BATCH), op)] == shapes
-    assert TensorDict({"n": TensorDict({}, BATCH)}, BATCH).flatten().is_empty()
-    td = make((0, 3))
-    assert td.unbind(0) == () and [part.batch_size for part in td.unbind(1)] == [(0,)] * 3
-    assert [part.batch_size for part in td.split(2)] == [(0, 3)]
-    assert [part.batch_size for part in td.split(2, 1)] == [(0, 2), (0, 1)]
-
-
 def test_class_device_and_values_follow():
     td = TensorDict({"a": torch.zeros(4, 3), "text": "hello"}, [4, 3], device="cpu")
 
@@ -235,26 +224,6 @@ def test_joining_equals_torch(kind, name):
     check_rows(out, plain(rows), both)
 
 
-def test_joined_parts_of_other_shapes():
-    one, two, both = pair()
-    check_rows(torch.cat([one, two[:, :2]], 1), torch.cat([ROWS, ROWS[:, :2] + 12], 1), both)
-    check_rows(torch.cat([one[:0], two[1:]], 0), ROWS[1:] + 12, both)
-    out = torch.stack([make(()), make((), shift=7)])
-    assert out["b"].tolist() == [0, 7] and out["n"].batch_size == (2, 5)
-    empty = [TensorDict({}, [3]), TensorDict({}, [3])]
-    assert torch.stack(empty, 1).batch_size == (3, 2) and torch.cat(empty).batch_size == (6,)
-    one = TensorDict(x=torch.tensor(1), y=torch.tensor(2))
-    out = torch.stack([one, TensorDict(y=torch.tensor(4), x=torch.tensor(3))])
-    assert out["x"].tolist() == [1, 3] and out["y"].tolist() == [2, 4]
-
-
-def test_gradients_of_joined_parts():
-    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-    out = torch.stack([TensorDict(a=x), TensorDict(a=y)])
-    (out["a"][0].sum() + 2 * out["a"][1].sum()).backward()
-    assert x.grad.tolist() == [1] * 3 and y.grad.tolist() == [2] * 3
-
-
 def changed(key, value):
     return make().set(key, value)
 
@@ -325,12 +294,6 @@ def test_like(kind, function):
     out = function(make().float(), *args, device="meta")
     assert out.device == torch.device("meta")
     assert {value.device.type for value in leaves(out).values()} == {"meta"}
-
-
-def test_like_keeps_dtypes_and_values():
-    dtypes = [torch.float32, torch.int64, torch.int64, torch.bool]
-    assert [value.dtype for value in leaves(torch.zeros_like(make())).values()] == dtypes
-    assert torch.zeros_like(TensorDict({"a": torch.ones(2), "text": "hello"}))["text"] == "hello"
 
 
 # ------------------------------------------------------------------- views that are written back

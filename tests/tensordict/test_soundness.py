@@ -410,19 +410,6 @@ def longer():
     return TensorDict(a=torch.rand(2, 3, 4), n=inner, text="x", batch_size=[2, 3])
 
 
-@pytest.mark.parametrize("name", ["sum", "mean", "std", "prod", "amax", "min", "nansum"])
-def test_reductions_of_longer_nested_batches(name):
-    td = longer()
-    for keepdim in (False, True):
-        out, one = getattr(td, name)(dim="feature", keepdim=keepdim), (1,) * keepdim
-        assert sound(out) and out["n"].batch_size == (2, 3, 5)
-        assert out["a"].shape == (2, 3, *one) and out["n", "b"].shape == (2, 3, 5, *one)
-        if name == "sum":
-            torch.testing.assert_close(out["n", "b"], td["n", "b"].sum(-1, keepdim))
-    reduced = getattr(td, name)(keepdim=True)
-    assert sound(reduced) and reduced["n"].batch_size == (1, 1, 1)
-
-
 @pytest.mark.parametrize("dim", [0, (0, 1), "feature"])
 def test_several_quantiles(dim):
     td = longer()
@@ -524,35 +511,6 @@ def test_locks_of_unflattened_containers():
     assert sound(torch.vmap(row)(td))
 
 
-@pytest.mark.parametrize("in_dim", [0, 1, 2, -1])
-@pytest.mark.parametrize("out_dim", [0, 1, 2])
-def test_rows_of_vmap(in_dim, out_dim):
-    """Dimensions of the batch, and dimensions beyond it."""
-
-    def row(td):
-        assert sound(td)
-        return td.clone()
-
-    inner = TensorDict(b=tensor(2, 4, 5), batch_size=[2, 4])
-    td = TensorDict(a=tensor(2, 4, 5), n=inner, batch_size=[2])
-    out = torch.vmap(row, (in_dim,), out_dim)(td)
-    assert sound(out) and torch.equal(out["n", "b"], td["n", "b"].movedim(in_dim, out_dim))
-
-
-@pytest.mark.parametrize("dims", [(0, 0), (0, 1), (1, 0), (1, 1)])
-@pytest.mark.parametrize("sizes", [(2, 3), (1, 1)])
-def test_values_of_rows_in_vmap(dims, sizes):
-    words = NonTensorStack.from_list(
-        [[f"{i}{j}" for j in range(sizes[1])] for i in range(sizes[0])]
-    )
-    inner = TensorDict(b=tensor(*sizes, 5), words=words, text="x", batch_size=sizes)
-    td = TensorDict(a=tensor(*sizes, 4), n=inner, batch_size=sizes)
-    out = torch.vmap(lambda row: row.clone(), dims[:1], dims[1])(td)
-    want = td if dims[0] == dims[1] else td.transpose(0, 1)
-    assert sound(out) and out.batch_size == want.batch_size and out["n", "text"] == "x"
-    assert out["n", "words"] == want["n", "words"] and torch.equal(out["n", "b"], want["n", "b"])
-
-
 def test_vmap_of_different_members_is_refused():
     read = torch.vmap(lambda td: td["b"] + 1)
     keys = lazy_stack([TensorDict(b=torch.ones(1)), TensorDict(b=torch.ones(1), c=torch.ones(1))])
@@ -618,34 +576,6 @@ def test_values_of_rows_in_a_compiled_vmap(dims):
 
 
 # -------------------------------------------------------------------------- locks and names
-
-
-def test_a_value_that_is_replaced_in_a_locked_container_is_locked():
-    td = TensorDict(a=tensor(2), text="x", batch_size=[2]).lock_()
-    td[0] = TensorDict(a=5, text="y")
-    assert td["text"] == ["y", "x"] and td.get("text").is_locked and sound(td)
-    td = lazy_stack([TensorDict(text=NonTensorData("x", [2]), batch_size=[2])] * 1, 0).lock_()
-    td[0, 1] = TensorDict(text="y")
-    assert td["text"] == [["x", "y"]] and sound(td)
-
-
-def test_names_of_everything_nested():
-    for operation in (
-        *(lambda td: td, lambda td: td.clone(), lambda td: td[:1], lambda td: td.split(1)[0]),
-        *(lambda td: torch.cat([td, td]), lambda td: td.gather(0, torch.tensor([0]))),
-        *(lambda td: td.flip(0), lambda td: td.update({"text": "new", "words": ["c", "d"]})),
-        *(lambda td: td.set_non_tensor("more", [1]), lambda td: td.densify()),
-        lambda td: pytree.tree_map(doubled, td),
-    ):
-        inner = TensorDict(text="y", batch_size=[2])
-        members = lazy_stack([TensorDict(b=tensor(3)), TensorDict(b=tensor(3))])
-        td = TensorDict(text="x", words=["a", "b"], inner=inner, rows=members, batch_size=[2])
-        td["pair"] = pair((2,))
-        td.names = ["time"]
-        out = operation(td)
-        assert sound(out) and out.names == ["time"]
-        for key in [*out.keys(), ("inner", "text")]:
-            assert out.get(key).names == ["time"], key
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch's own formulas

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import raffia
-from raffia import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, lazy_stack
+from raffia import NonTensorData, TensorDict, TensorDictBase, lazy_stack
 from raffia.tensordict.sub import SubTensorDict
 from tests.tensordict.changes import NEW_ENTRIES, REMOVALS, WRITES, like, put
 from tests.tensordict.invariants import sound
@@ -220,16 +220,6 @@ def test_state_is_that_of_the_parent():
     assert on.device == torch.device("cpu") == on.clone().device
 
 
-def test_new_containers_get_the_names_of_the_parent():
-    td = TensorDict(batch_size=[3], names=["time"])
-    for index, value in ((1, 1.0), (torch.tensor([0, 2]), torch.ones(2))):
-        key = f"{index}"
-        td[index] = TensorDict({key: {"x": value}}, batch_size=td[index].shape)
-        want = torch.zeros(3)
-        want[index] = 1.0
-        assert td[key, "x"].equal(want) and td[key].names == ["time"]
-
-
 # --------------------------------------------------------------------------------- results
 
 
@@ -269,28 +259,6 @@ def test_rows_of_rows_are_views():
     want[2] = like(make()[2], 0)
     want[0] = TensorDict(new=torch.ones(3), batch_size=[3])
     check_same(td, want)
-
-
-def test_blocks_write_back():
-    for op in ops(flatten_keys=["."], unsqueeze=[0], permute=[(1, 0)], reshape=[-1]):
-        td = make()
-        rows = rows_of(td, torch.tensor([2, 0]))
-        with apply_op(rows, op) as other:
-            other["new"] = torch.ones(other.shape)
-        assert td["new"].tolist() == [[1] * 3, [0] * 3, [1] * 3, [0] * 3]
-
-
-def test_stacked_and_joined():
-    rows = rows_of(make(), torch.tensor([2, 0]))
-    check_same(torch.stack([rows, rows.clone()]), torch.stack([rows.clone()] * 2))
-    check_same(torch.cat([rows.clone(), rows], 1), torch.cat([rows.clone()] * 2, 1))
-    stack = lazy_stack([rows, rows.clone()])
-    assert type(stack) is LazyStackedTensorDict and stack.tensordicts[0] is rows
-    td = make()
-    torch.stack([like(td[0], 5)] * 2, out=rows_of(td, torch.tensor([2, 0])))
-    torch.cat([like(td[:1], 5)], out=rows_of(td, torch.tensor([1])))
-    assert td["b"].tolist() == [[5] * 3] * 3 + [[9, 10, 11]]
-    assert torch.vmap(lambda row: row["b"].sum())(rows).tolist() == [21, 3]
 
 
 def test_stored_in_another_container():
@@ -360,20 +328,6 @@ def test_parameters_and_unbatched_tensors():
     assert rows["u"].shape == (5,) and rows.get("u").batch_size == (2,)
     rows.zero_()
     assert td["u"].sum() == 0 and repr(rows).startswith("SubTensorDict(")
-
-
-def test_gradients():
-    x = torch.ones(3, requires_grad=True)
-    td = TensorDict(a=x * 2, batch_size=[3])
-    rows = rows_of(td, torch.tensor([2, 0]))
-    assert rows.requires_grad and not rows.detach().requires_grad
-    (rows * 3)["a"].sum().backward()
-    assert x.grad.tolist() == [6, 0, 6]
-    td = TensorDict(a=torch.zeros(3), batch_size=[3])
-    y = torch.ones(2, requires_grad=True)
-    rows_of(td, torch.tensor([2, 0])).set_("a", y)
-    (td["a"] * torch.arange(3.0)).sum().backward()
-    assert y.grad.tolist() == [2, 0]
 
 
 def test_arithmetic_with_rows_of_a_lazy_stack():

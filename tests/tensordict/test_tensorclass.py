@@ -191,20 +191,6 @@ def test_methods_equal_those_of_the_container(make):
     each(DOES | CHANGES if make is points else DOES, check)
 
 
-def test_copies_share_memory_like_those_of_containers():
-    p = points()
-    assert p.clone().x is not p.x and p[:2].x.data_ptr() == p.x.data_ptr()
-    for q in (p.clone(False), p.copy(), copy.copy(p)):
-        assert q is not p and q.x is p.x
-        q.x = torch.ones(3)
-    assert p.x.shape == (3, 4)
-    got = torch.vmap(lambda p, b: p.x + b, (0, None))(p, torch.ones(4))
-    assert got.shape == torch.vmap(lambda p: Point(x=p.x + 1))(p).x.shape == (3, 4)
-    p.requires_grad_().x.pow(2).sum().backward()
-    assert p.grad.x[0, 1] == 2 and not p.data.x.requires_grad
-    assert dataclasses.replace(p, x=torch.ones(3)).x.tolist() == [1.0] * 3
-
-
 # ------------------------------------------------------------------------------ fields
 
 
@@ -373,19 +359,6 @@ def test_conversions(tmp_path):
     assert type(mapped) is Point and mapped.is_memmap() and mapped.is_locked
     for read in (Point.load_memmap, TensorDict.load_memmap, raffia.load_memmap):
         assert content(read(tmp_path)) == content(p)
-
-
-def test_locks():
-    p = points().lock_()
-    for name, value in (("x", torch.ones(3)), ("tag", "t"), ("y", None)):
-        for change in (setattr, Point.set):
-            with pytest.raises(RuntimeError, match="Cannot modify locked"):
-                change(p, name, value)
-    p.set_("x", torch.ones(3, 4))
-    assert p.x.sum() == 12 and p.is_locked and not p.clone().is_locked
-    with p.unlock_():
-        p.x = torch.zeros(3)
-    assert p.is_locked
 
 
 # ---------------------------------------------------------------------------- errors

@@ -41,15 +41,6 @@ def tree():
 # test_convert.py has the round trips of containers.
 
 
-def test_parameters_are_loaded_as_parameters():
-    params = TensorDictParams(TensorDict(w=torch.ones(2), n=dict(b=torch.ones(3))))
-    params.eval()
-    back = through_torch(params)
-    assert [n for n, p in back.named_parameters() if p.requires_grad] == ["w", "n.b"]
-    assert not back.training
-    assert (back.data == params.data).all()
-
-
 def test_a_tensorclass_is_not_initialised_again():
     CALLED.clear()
     value = Guarded(x=torch.ones(2), below=Plain(x=torch.zeros(2), name="b"))
@@ -164,17 +155,3 @@ def test_a_module_loads_a_container():
     for td in (params, lazy_stack([params.data] * 2)[0]):
         other.load_state_dict(td.flatten_keys("."))
         assert (TensorDict.from_module(other) == params).all()
-
-
-def test_dynamo_and_collate_recognise_a_container():
-    from torch.utils.data import DataLoader, default_collate
-
-    rows = [TensorDict(a=torch.full((3,), i)) for i in range(4)]
-    assert default_collate(rows).batch_size == (4,)
-    batches = list(DataLoader(rows, batch_size=None, collate_fn=nn.Identity()))
-    assert [type(batch) for batch in batches] == [TensorDict] * 4
-    long = [TensorDict(a=torch.zeros(3), batch_size=[3])]
-    with pytest.raises(IndexError, match=r"pass it collate_fn=torch.nn.Identity\(\)"):
-        next(iter(DataLoader(long, batch_size=None)))
-    torch.testing.assert_close(rows[1], rows[1].clone())
-    torch.testing.assert_close(dict(rows[1]), rows[1])

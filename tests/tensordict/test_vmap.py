@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from torch import nn, vmap
-from torch.func import functional_call, grad, grad_and_value, jacrev, jvp, vjp
+from torch.func import grad, grad_and_value, jacrev, jvp, vjp
 from torch.testing import assert_close
 
 from raffia import LazyStackedTensorDict, TensorDict, is_tensor_collection, lazy_stack
@@ -195,15 +195,6 @@ def call(params, x, module=EMPTY):
         return module(x)
 
 
-def test_populations_through_ensembles():
-    """Ensembles are otherwise covered by the tests of parameters of modules."""
-    x = torch.randn(7, A)
-    sets = torch.stack([TensorDict.from_modules(*modules()).data * (i + 1) for i in range(T)])
-    result = vmap(vmap(call, (0, None)), (0, None))(sets, x)
-    assert result.shape == (T, B, 7, 1)
-    same(result[2, 1], call(sets[2, 1], x))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
 def test_gradients():
     result = grad(lambda p: p["a"].pow(2).sum() + 3 * p["n", "b"].sum())(make())
@@ -235,28 +226,6 @@ def test_gradients():
     assert result.batch_size == (7,)
     for i in range(7):
         same(leaves(result[i]), leaves(grad(loss)(params, x[i])))
-
-
-class Reader(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(A, N)
-
-    def forward(self, td):
-        return td.clone(False).set("out", self.linear(td["x"]))
-
-
-def test_functional_call():
-    mods, td = [Reader(), Reader()], TensorDict({"x": torch.randn(7, A)}, [7])
-    module, plain = mods[0], mods[0].linear(td["x"])
-    doubled = {key: value * 2 for key, value in module.named_parameters()}
-    same(functional_call(module, doubled, (td,))["out"], plain * 2)
-    own = TensorDict.from_module(module).flatten_keys(".").to_dict()
-    same(functional_call(module, own, (td,))["out"], plain)
-    params, _ = torch.func.stack_module_state(mods)
-    result = vmap(lambda p, td: functional_call(module, p, (td,)), (0, None))(params, td)
-    assert result.batch_size == (B, 7)
-    same(result["out"], torch.stack([m.linear(td["x"]) for m in mods]))
 
 
 SNIPPET = """
