@@ -17,7 +17,6 @@ from raffia.nn import (
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
-    as_tensordict_module,
     dispatch,
     set_skip_existing,
     symbolic_trace,
@@ -56,10 +55,6 @@ def nested_chain():
             linear(("mid", "h"), ("out", "n", "y"), (A, 1)),
         ),
     )
-
-
-def by_name():
-    return Seq({"encoder": linear("x", "h"), "head": linear("h", "y", (A, 1))})
 
 
 def policy(**options):
@@ -150,27 +145,18 @@ class Branch(nn.Module):
 MODULES = {
     "module": linear,
     "nested keys": lambda: linear(("obs", "x"), ("out", "n", "y")),
-    "several outputs": lambda: keyed(lambda x: (x + 1, x + 2, x + 3), ["x"], ["a", "_", "b"]),
-    "dict output": lambda: keyed(lambda x: {"b": x + 1, "a": x + 2}, ["x"], ["a", "b"]),
     "nested output": lambda: keyed(lambda x: {"b": x + 1, "a": x + 2}, ["x"], ["n"]),
-    "keyword inputs": lambda: keyed(lambda *, p, q: p - q, {"q": "x", "p": ("obs", "x")}, ["y"]),
-    "missing input": lambda: keyed(lambda x, m: x if m is None else m, ["x", "missing"], ["y"]),
     "method": lambda: keyed(Branch(), ["x"], ["y"], method="encode", method_kwargs={"scale": 2.0}),
-    "strict": lambda: linear(strict=True),
     "inplace empty": lambda: linear(inplace="empty"),
     "selected": lambda: keyed(lambda x: (x + 1, x + 2), ["x"], ["a", "b"]).select_out_keys("b"),
     "sequence of nested keys": nested_chain,
-    "sequence by name": by_name,
     "sequence inplace False": lambda: chain(inplace=False),
-    "sequence inplace True": lambda: chain(inplace=True),
     "selected twice": lambda: Seq(chain().select_out_keys("y"), linear("x", "v")),
     "partial tolerant": lambda: Seq(linear("missing", "v"), linear(), partial_tolerant=True),
-    "in place of its input": lambda: Seq(linear("x", "x", (T, T)), linear()),
     "function of a container": lambda: Seq(lambda td: td.set("y", td["x"] + 1)),
     "wrapper": lambda: Around(linear()),
     "own class": Own,
     "any class with keys": lambda: Seq(Foreign(), linear("x", "h")),
-    "decorated function": lambda: as_tensordict_module(in_keys=["x"], out_keys=["y"])(torch.exp),
     "traced": lambda: symbolic_trace(chain()),
     "probabilistic": lambda: policy(default_interaction_type="mode"),
     "ensemble": lambda: Ensemble(linear(), 4),

@@ -193,11 +193,7 @@ class NoKeys(nn.Module):
 
 
 ERRORS = [  # a call, its error, and words of its message
-    (lambda: Bare()(one, two, n_b=two), RuntimeError, "Duplicated argument"),
     (lambda: M(plus, ["x"], ["z"])(one, x=one), RuntimeError, "Duplicated argument"),
-    (lambda: Bare()(one), KeyError, "n"),
-    (lambda: Three()(one, one), TypeError, "argument"),
-    (lambda: Three()(one, flag=1), TypeError, "flag"),
     (lambda: NoKeys()(one), AttributeError, "in_keys"),
     (lambda: of(Three, out_keys=["u", "gone"])(one), KeyError, "gone"),
     (lambda: dispatch(lambda tensordict: tensordict)(one), RuntimeError, "pass the keys to the"),

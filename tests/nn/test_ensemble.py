@@ -303,12 +303,10 @@ def of(module=None, num_copies=N, **options):
 
 
 ERRORS = [  # a call, its error, and words of its message
-    (lambda: of(num_copies=0), ValueError, "num_copies=0 must be at least 1"),
     (lambda: of(num_copies=-1), ValueError, "num_copies=-1 must be at least 1"),
     (lambda: of(num_copies=2.5), TypeError, "2.5|float"),
     (lambda: of(nn.Linear(T, A)), TypeError, r"got Linear: wrap it first, .*TensorDictModule"),
     (lambda: of(keyed(nn.LazyLinear(A))), RuntimeError, "call the module once before"),
-    (lambda: of(expand_input=False)(inputs()), ValueError, r"num_copies=4, and the input has"),
     (lambda: of(expand_input=False)(x=torch.zeros(B, T)), ValueError, r"num_copies=4, and x has"),
     (lambda: of().reset_parameters_recursive(), ValueError, "require passing a TensorDict of"),
     (

@@ -102,21 +102,6 @@ def test_activations_by_number(name):
     assert slope.isfinite().all()  # nor is it of those that are not chosen
 
 
-def test_the_initial_form():
-    network = network_of(num_layers=2, num_nodes=4, activation="elu")
-    assert network.num_nodes == [4, 4, 0]
-    assert network.layer_gate.tolist() == [1, 1, 0] and NAMES[int(network.activation)] == "elu"
-    assert network.width_mask.tolist() == [[1] * 4 + [0] * 2] * 2 + [[0] * 6]
-    assert {name for name, _ in network.named_buffers()} == {
-        "layer_gate",
-        "width_mask",
-        "activation",
-    }
-    assert set(network.state_dict()) >= {"layer_gate", "width_mask", "activation"}
-    largest = network_of(num_layers=L, num_nodes=N)
-    assert largest.num_nodes == [N] * L
-
-
 def test_weights_are_initialised_as_in_linear_layers():
     torch.manual_seed(0)
     network = EvolvableMLP(X, Y, width=100, num_nodes=25, max_nodes=200, max_layers=2)

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import torch
 
 from raffia.nn import InteractionType, interaction_type, set_interaction_type
 from raffia.nn.modes import Setting
@@ -46,20 +45,6 @@ def test_a_block_sets_the_type_and_restores_the_previous_one():
     with set_interaction_type():
         assert interaction_type() is InteractionType.DETERMINISTIC
     assert set_interaction_type().type is InteractionType.DETERMINISTIC
-
-
-def test_a_decorated_function_and_its_inner_calls():
-    @set_interaction_type("median")
-    def depth(n):
-        return [interaction_type()] + (depth(n - 1) if n else [])
-
-    @set_interaction_type("random")
-    def double(x):
-        return x * (2 if interaction_type() is InteractionType.RANDOM else 3)
-
-    assert depth(2) == [InteractionType.MEDIAN] * 3 and depth.__name__ == "depth"
-    compiled = torch.compile(double, backend="eager", fullgraph=True)
-    assert compiled(torch.ones(2)).tolist() == [2, 2] and interaction_type() is None
 
 
 def test_a_block_applies_to_all_threads_unless_it_is_local():

@@ -258,7 +258,7 @@ written_once = cases(once=True)
 # --- sequences ---------------------------------------------------------------------------------
 
 
-@examples(80)
+@examples(50)
 @given(any_graph)
 def test_a_sequence_equals_the_interpreter(case):
     graph, env = case
@@ -272,7 +272,7 @@ def test_a_sequence_equals_the_interpreter(case):
         same(td, graph.run(before))
 
 
-@examples(60)
+@examples(40)
 @given(cases())
 def test_exactly_the_in_keys_are_needed(case):
     graph, env = case
@@ -284,7 +284,7 @@ def test_exactly_the_in_keys_are_needed(case):
             seq(container(without(env, key)))
 
 
-@examples(60)
+@examples(40)
 @given(any_graph, st.integers(0, 9))
 def test_tensors_by_position_and_by_name_equal_the_container(case, positional):
     graph, env = case
@@ -300,7 +300,7 @@ def test_tensors_by_position_and_by_name_equal_the_container(case, positional):
         assert all(map(torch.equal, got, want))
 
 
-@examples(60)
+@examples(40)
 @given(any_graph, st.data())
 def test_a_selection_keeps_the_selected_keys_and_the_inputs(case, data):
     graph, env = case
@@ -317,7 +317,7 @@ def test_a_selection_keeps_the_selected_keys_and_the_inputs(case, data):
     same(seq(container(env)), graph.run(env))
 
 
-@examples(60)
+@examples(40)
 @given(any_graph, st.data())
 def test_a_subsequence_has_exactly_the_needed_modules(case, data):
     graph, env = case
@@ -348,7 +348,7 @@ def test_a_subsequence_has_exactly_the_needed_modules(case, data):
         assert any([not torch.equal(got[key], want[key]) for key in wanted])
 
 
-@examples(60)
+@examples(40)
 @given(cases(once=True), st.data())
 def test_a_subsequence_of_some_inputs_has_the_modules_that_can_run(case, data):
     graph, env = case
@@ -372,7 +372,7 @@ def test_a_subsequence_of_some_inputs_has_the_modules_that_can_run(case, data):
     same(got, {key: full[key] for key in [*have, *reached]})
 
 
-@examples(60)
+@examples(40)
 @given(any_graph)
 def test_destinations_of_outputs_agree(case):
     graph, env = case
@@ -397,7 +397,7 @@ def test_destinations_of_outputs_agree(case):
         same(td, env)
 
 
-@examples(60)
+@examples(40)
 @given(written_once, st.data())
 def test_skipping_existing_outputs_changes_no_value(case, data):
     graph, env = case
@@ -467,7 +467,7 @@ def test_any_graph_can_be_shown(case):
         assert text.count("Mix") >= len(case[0].steps())
 
 
-@examples(50)
+@examples(30)
 @given(cases(selections=True, kinds=("list", "list", "dict", "wrapper")), st.data())
 def test_a_trace_gives_the_same_outputs(case, data):
     graph, env = case

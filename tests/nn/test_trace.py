@@ -265,17 +265,13 @@ OWN_WAY = {
     lambda: ProbabilisticTensorDictSequential(normal()): "ProbabilisticTensorDictSequential",
 }
 ERRORS = [  # a traced module, and part of the error
-    (lambda: nn.Linear(T, A), ""),
-    (lambda: relu_by_hand, ""),
     *(
         (make, rf"flat program of {name}\b.*works on the container itself")
         for make, name in OWN_WAY.items()
     ),
     (lambda: seq(normal()), r"flat program of Prob.*works on the container itself"),
-    (lambda: seq(lambda td: td), "flat program of WrapModule"),
     (lambda: seq(step("z", "y"), partial_tolerant=True), "with partial_tolerant=True"),
     (lambda: step("z", "y", get_kwargs={"as_list": True}), r"get_kwargs=\{'as_list': True\}"),
-    (hooked, "flat program of TensorDictModule"),
     (
         lambda: seq(step("z", "h", inplace=False), keyed(torch.add, ["h", "z"], ["y"])),
         "it reads 'z', which was removed before",
