@@ -15,6 +15,7 @@ from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.data import SegmentReplayBuffer, TensorStorage
 from raffia.envs import Box, Discrete, EnvSpec
+from raffia.search import RootOutput
 from raffia.tensordict import TensorDict
 
 from . import small
@@ -126,6 +127,16 @@ def test_only_legal_actions_of_games_of_two_get_visits():
         reanalyzed["value"]
     )
     assert not legal.all() and batch["target_policy"].shape == (12, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_roots", "num_threads"), [("cpu", 64, 2), ("cpu", 63, 1), ("cuda", 64, 1)]
+)
+def test_searches_take_several_threads_where_they_pay(device, num_roots, num_threads):
+    planner = planner_of(num_threads=2)
+    planner.device = torch.device(device)
+    root = RootOutput(torch.zeros(num_roots, 2), torch.zeros(num_roots), None)
+    assert planner._threads(root) == num_threads
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class Planner:
 
     model: the networks, whose weights do not matter: they are those of the last `refresh`.
     frame_stack: S, how many observations are stacked.
-    num_threads: of a search; the roots are divided among them.
+    num_threads: of a search on the CPU; the roots are divided among them.
     cudagraphs: record what the networks compute in a simulation as CUDA graphs; the model is on a
         GPU then.
 
@@ -240,8 +240,10 @@ class Planner:
         )
 
     def _threads(self, root: RootOutput) -> int:
-        # Below some 64 roots a second thread costs more than it brings (docs/benchmarks.md).
-        return self.num_threads if len(root.value) >= 64 else 1
+        # Below some 64 roots a second thread costs more than it brings (docs/benchmarks.md), and on
+        # a GPU in any case: threads take turns at starting what it computes.
+        pays = len(root.value) >= 64 and self.device.type == "cpu"
+        return self.num_threads if pays else 1
 
 
 def weights_by_name(weights: TensorDict) -> dict[str, Tensor]:
