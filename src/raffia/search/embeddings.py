@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any
@@ -27,15 +28,18 @@ class Embeddings:
     def __init__(
         self, embedding: Any, batch: int, rows: int, prefix: ValuePrefix | None, *, compiled: bool
     ) -> None:
-        self._template = embedding
+        self._template, self._kind = embedding, _kind(embedding)
         self._batch, self._rows = batch, rows
-        self._keys: list[tuple[str, ...]] | None = None  # of a TensorDict
-        self._spec: Any = None  # of any other container
+        self._spec: Any = None  # of a container other than a TensorDict
         if isinstance(embedding, TensorCollection):
-            entries = _tensors_by_key(embedding)
-            self._keys, leaves = list(entries), list(entries.values())
+            entries = {unravel_key_to_tuple(key): leaf for key, leaf in embedding.items(True, True)}
+            if len(embedding.filter_non_tensor_data().keys()) != len(embedding.keys()):
+                raise TypeError("root.embedding holds entries that are not tensors; leave them out")
+            self._paths: list[tuple[Any, ...]] = sorted(entries)
+            leaves = [entries[path] for path in self._paths]
         else:
-            leaves, self._spec = pytree.tree_flatten(embedding)
+            found, self._spec = pytree.tree_flatten_with_path(embedding)
+            self._paths, leaves = [path for path, _ in found], [leaf for _, leaf in found]
         for name, leaf in zip(self._names(), leaves, strict=True):
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read
@@ -68,14 +72,12 @@ class Embeddings:
 
     def refill(self, embedding: Any) -> bool:
         """Start with the rows of other roots; False if their container has another structure."""
-        if self._keys is None or not isinstance(embedding, TensorCollection):
+        try:
+            leaves = self._leaves(embedding)
+        except (TypeError, ValueError):
             return False
-        leaves: list[Any] = [embedding.get(key, None) for key in self._keys]
-        for stored, leaf in zip(self._roots, leaves, strict=True):
-            if not isinstance(leaf, Tensor) or leaf.shape != stored.shape:
-                return False
-            if leaf.dtype != stored.dtype or leaf.device != stored.device:
-                return False
+        if list(map(_layout, leaves)) != list(map(_layout, self._roots)):
+            return False
         torch._foreach_copy_(self._roots, leaves)
         self._template = embedding
         return True
@@ -92,47 +94,50 @@ class Embeddings:
         return other
 
     def _names(self) -> list[str]:
-        if self._keys is not None:
-            return [repr(key[0] if len(key) == 1 else key) for key in self._keys]
+        if self._spec is None:
+            return [repr(path[0] if len(path) == 1 else path) for path in self._paths]
         if isinstance(self._template, Tensor):
             return ["the embedding"]
-        paths, _ = pytree.tree_flatten_with_path(self._template)
-        return [f"embedding{pytree.keystr(path)}" for path, _ in paths]
+        return [f"embedding{pytree.keystr(path)}" for path in self._paths]
 
     def _leaves(self, container: Any) -> list[Tensor]:
         """The container's tensors in the order of the root's; ValueError if structures differ."""
-        if isinstance(container, Tensor) and isinstance(self._template, Tensor):
-            return [container]
-        if self._keys is not None and isinstance(container, TensorCollection):
-            found = [container.get(key, None) for key in self._keys]
-            missing = [key for key, leaf in zip(self._keys, found, strict=True) if leaf is None]
-            if missing:
-                raise ValueError(
-                    f"the model's embedding lacks {missing}, which the root's has; its entries are "
-                    f"{sorted(map(str, container.keys(True, True)))}"
-                )
-            return found
-        if self._spec is not None and not isinstance(container, Tensor):
-            leaves, spec = pytree.tree_flatten(_ordered(container, self._template))
-            if spec == self._spec:
-                for name, leaf in zip(self._names(), leaves, strict=True):
-                    if not isinstance(leaf, Tensor):
-                        raise TypeError(f"{name} of the model is a {type(leaf).__name__}")
-                return leaves
-        raise ValueError(
-            f"the model's embedding is a {type(container).__name__} and the root's a "
-            f"{type(self._template).__name__}, or their structures differ: recurrent_fn must "
-            "return the same kind of container as root.embedding"
+        leaves: list[Any] | None = None
+        if _kind(container) is self._kind:
+            with suppress(AttributeError, LookupError, TypeError):
+                if self._spec is None:
+                    leaves = [container.get(path, None) for path in self._paths]
+                else:
+                    leaves = [pytree.key_get(container, path) for path in self._paths]
+        if leaves is None:
+            raise ValueError(
+                f"the model's embedding is a {type(container).__name__} and the root's a "
+                f"{type(self._template).__name__}, or their structures differ: recurrent_fn must "
+                "return the same kind of container as root.embedding"
+            )
+        for name, leaf in zip(self._paths, leaves, strict=True):
+            if not isinstance(leaf, Tensor):
+                raise self._no_tensor(container, name, leaf)
+        return leaves
+
+    def _no_tensor(self, container: Any, path: tuple[Any, ...], leaf: Any) -> Exception:
+        """The error about an entry that is missing, or not a tensor."""
+        name = self._names()[self._paths.index(path)]
+        if leaf is not None or self._spec is not None:
+            return TypeError(f"{name} of the model is a {type(leaf).__name__}")
+        return ValueError(
+            f"the model's embedding lacks [{name}], which the root's has; its entries are "
+            f"{sorted(map(str, container.keys(True, True)))}"
         )
 
     def _container(self, leaves: Sequence[Tensor], batch_size: list[int]) -> Any:
         """The leaves in a container of the kind that the root's embedding has."""
         if isinstance(self._template, Tensor):
             return leaves[0]
-        if self._keys is None:
+        if self._spec is not None:
             return pytree.tree_unflatten(leaves, self._spec)
         nested: dict[str, Any] = {}
-        for key, leaf in zip(self._keys, leaves, strict=True):
+        for key, leaf in zip(self._paths, leaves, strict=True):
             parent = nested
             for name in key[:-1]:
                 parent = parent.setdefault(name, {})
@@ -159,7 +164,7 @@ class Embeddings:
             self._num = num
             self._transfer = self._transfer or self._new_transfer()
             self._gathered = [stored.new_empty((num, *stored.shape[1:])) for stored in self.memory]
-            self._layouts = [(leaf.shape, leaf.dtype, leaf.device) for leaf in self._gathered]
+            self._layouts = list(map(_layout, self._gathered))
             self._container_of_gathered = self._container(self._gathered, [num])
         assert self._transfer is not None
         self._transfer.gather(rows, self._gathered)
@@ -181,7 +186,7 @@ class Embeddings:
             for name, leaf, (shape, dtype, device) in zip(
                 self._names(), leaves, self._layouts, strict=True
             )
-            if (leaf.shape, leaf.dtype, leaf.device) != (shape, dtype, device)
+            if _layout(leaf) != (shape, dtype, device)
         ]
         return (
             f"the model was given {self._num} rows; its embedding has {', '.join(wrong)}: rows "
@@ -192,9 +197,8 @@ class Embeddings:
         """The indices of the leaves that the reset of a value prefix zeroes."""
         found: list[int] = []
         for key in prefix.reset_keys:
-            path = unravel_key_to_tuple(key) if self._keys is not None else (key,)
-            paths = self._keys if self._keys is not None else _first_keys(self._template)
-            chosen = [i for i, leaf in enumerate(paths) if leaf[: len(path)] == path]
+            path = unravel_key_to_tuple(key)
+            chosen = [i for i, leaf in enumerate(self._paths) if _key(leaf)[: len(path)] == path]
             if not chosen:
                 raise KeyError(
                     f"value_prefix resets {key!r}, which is not in the root's embedding; its "
@@ -209,33 +213,20 @@ class Embeddings:
             leaf[unused.t().flatten()] = 0
 
 
-def _ordered(container: Any, template: Any) -> Any:
-    """A dict with its keys in the order of the template's, where these are the same keys."""
-    if (
-        isinstance(container, dict)
-        and isinstance(template, dict)
-        and set(container) == set(template)
-    ):
-        return type(template)((key, _ordered(container[key], template[key])) for key in template)
-    return container
+def _key(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key of an entry: of names, or of what `pytree` has for keys, indices and fields."""
+    return tuple(getattr(x, "key", getattr(x, "idx", getattr(x, "name", x))) for x in path)
 
 
-def _tensors_by_key(embedding: TensorCollection) -> dict[tuple[str, ...], Any]:
-    """The tensors of a TensorDict by their nested keys, sorted."""
-    if len(embedding.filter_non_tensor_data().keys()) != len(embedding.keys()):
-        raise TypeError("root.embedding holds entries that are not tensors; leave them out")
-    leaves = {unravel_key_to_tuple(key): leaf for key, leaf in embedding.items(True, True)}
-    return {key: leaves[key] for key in sorted(leaves)}
+def _kind(container: Any) -> type:
+    """The kind of a container: a TensorDict, a tensor, or a pytree of tensors."""
+    if isinstance(container, TensorCollection):
+        return TensorCollection
+    return Tensor if isinstance(container, Tensor) else object
 
 
-def _first_keys(container: Any) -> list[tuple[Any, ...]]:
-    paths, _ = pytree.tree_flatten_with_path(container)
-    return [
-        tuple(
-            getattr(step, "key", getattr(step, "idx", getattr(step, "name", None))) for step in path
-        )
-        for path, _ in paths
-    ]
+def _layout(leaf: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return leaf.shape, leaf.dtype, leaf.device
 
 
 def _check_leaf(name: str, leaf: Any, batch: int) -> None:
