@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, MutableMapping, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
@@ -532,6 +533,10 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
         """Pairs of this node and another with matching entries; a lazy stack pairs its members."""
         return [(self, other)]
+
+    def _cast(self, dtype: torch.dtype) -> Any:
+        """Cast every leaf of the tree."""
+        return self._map(methodcaller("to", dtype))
 
     def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]:
         """Append, for each leaf, the tensor over the batch dimensions in a form that broadcasts."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor
 from raffia.tensordict import consolidated, kinds
 from raffia.tensordict.build import as_device
 from raffia.tensordict.copies import _replaced, synchronise
-from raffia.tensordict.node import BatchSize, Container, Device, LeafFn, Node
+from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.printing import in_shared_memory
+from raffia.tensordict.views import every
 
 CastFilter = Callable[[tuple[str, ...], Tensor], bool]
 
@@ -113,7 +113,7 @@ def to(
     elif form or device is not None and dtype is not None:
         out = source._map(moved)
     elif device is None:
-        out = source._map(_cast_to(dtype))
+        out = source._cast(dtype)
     elif all([leaf.device == device for leaf in source._leaves([])]):
         out = source._shallow()
         out._buffer, out._spans = source._buffer, source._spans
@@ -173,20 +173,8 @@ def type_(
     """
     if cast_filter is not None:
         return to(td, dst_type, cast_filter=cast_filter)
-    out = td._map(_cast_to(dst_type))
+    out = td._cast(dst_type)
     return out.lock_() if td._locked else out
-
-
-_CASTS: dict[torch.dtype, LeafFn] = {  # faster than `to`
-    torch.float32: Tensor.float, torch.float64: Tensor.double, torch.float16: Tensor.half,
-    torch.bfloat16: Tensor.bfloat16, torch.bool: Tensor.bool, torch.uint8: Tensor.byte,
-    torch.int8: Tensor.char, torch.int16: Tensor.short, torch.int32: Tensor.int,
-    torch.int64: Tensor.long,
-}  # fmt: skip
-
-
-def _cast_to(dtype: torch.dtype | None) -> LeafFn:
-    return _CASTS.get(dtype) or methodcaller("to", dtype)  # type: ignore[arg-type]
 
 
 CASTS = """float float16 float32 float64 half double bfloat16 complex32 complex64 complex128
@@ -373,8 +361,7 @@ def is_shared(td: Any) -> bool:
             break  # mostly the first one decides
     except RuntimeError:  # it has no memory
         return False
-    leaves = td._leaves([])
-    return bool(leaves) and all(map(in_shared_memory, leaves)) and not td.is_memmap()
+    return every(td, in_shared_memory) and bool(td._leaves([])) and not td.is_memmap()
 
 
 def record_stream(td: Container, stream: Any) -> Container:

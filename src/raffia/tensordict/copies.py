@@ -14,7 +14,7 @@ from raffia.tensordict.build import as_device, as_size, batch_dim
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import BatchSize, Container, Device, HasPlain, LeafFn, Node, Plain
-from raffia.tensordict.views import paired
+from raffia.tensordict.views import every, paired
 
 
 def clone(td: Container, recurse: bool = True) -> Container:
@@ -215,7 +215,7 @@ def is_contiguous(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2, 3).t()).is_contiguous()
     False
     """
-    return all(map(Tensor.is_contiguous, td._leaves([])))
+    return every(td, Tensor.is_contiguous)
 
 
 def empty(

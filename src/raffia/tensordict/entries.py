@@ -419,8 +419,7 @@ def is_empty(td: Any) -> bool:
     >>> TensorDict(a=dict()).is_empty(), TensorDict(a=1).is_empty()
     (True, False)
     """
-    for name in td._entry_names():
-        value = td._peek_str(name)
+    for value in map(td._peek_str, td._entry_names()) if td._lazy else td._peek().values():
         if value.__class__ is Tensor or not isinstance(value, Node):
             return False
         if value._is_data() or not value.is_empty():
@@ -523,6 +522,8 @@ def get_item_shape(td: Any, key: NestedKey) -> torch.Size:
     >>> TensorDict(a=torch.zeros(2, 3)).get_item_shape("a")
     torch.Size([2, 3])
     """
+    if not td._lazy:
+        return get(td, key, NO_DEFAULT).shape
     found = member_shape(*holder(td, key))
     if found is None:
         raise_missing(key, td)

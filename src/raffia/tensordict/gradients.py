@@ -11,6 +11,7 @@ from torch import Tensor
 
 from raffia.tensordict.entries import NO_DEFAULT, get
 from raffia.tensordict.node import Container, Node
+from raffia.tensordict.views import every
 
 
 def detach(td: Container) -> Container:
@@ -87,7 +88,7 @@ def requires_grad(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2)).requires_grad
     False
     """
-    return any(map(attrgetter("requires_grad"), td._leaves([])))
+    return not every(td, lambda leaf: not leaf.requires_grad)
 
 
 def requires_grad_(td: Container, requires_grad: bool = True) -> Container:

@@ -229,29 +229,36 @@ def setitem(td: Any, index: Any, value: Any) -> None:
     else:
         index = normalise(index, batch_size)
     if isinstance(value, (Node, Mapping)):
-        size = indexed_size(batch_size, index)
+        if -1 in batch_size:  # of a lazy stack
+            size = td._index(index, len(batch_size), None)._batch_size
+        else:
+            size = indexed_size(batch_size, index)
         if not isinstance(value, Node):
             value = td._plain(value, batch_size=size, device=td.device)
         elif value._batch_size != size:
-            value = _expanded(value, size, batch_size, index)
-        new = [k for k in value.keys() if td._get_str(k) is None]
-        if new and td._locked:
-            raise locked_error(td, new[0])
+            value = _expanded(td, value, size, index)
+        nodes = td._children() if td._lazy else [td]
+        for name in value.keys() if td._locked else ():
+            if all([node._peek_str(name) is None for node in nodes]):
+                raise locked_error(td, name)
     td._set_index(index, value, len(batch_size))
 
 
-def _expanded(value: Any, size: torch.Size, batch_size: torch.Size, index: Any) -> Any:
-    given = value._batch_size
-    if given == size[: len(given)] and all(
-        [leaf.shape[: len(size)] == size for leaf in value._leaves([])]
-    ):
+def _expanded(td: Any, value: Any, size: torch.Size, index: Any) -> Any:
+    """A container for rows of batch size `size`; one row is written into all of a lazy stack's."""
+    given, leaves = value._batch_size, value._leaves([])
+    is_whole = all([leaf.shape[: len(size)] == size for leaf in leaves])
+    if td._lazy and len(given) <= len(size) and not (is_whole and leaves):
+        if all([n in (1, m) for n, m in zip(reversed(given), reversed(size), strict=False)]):
+            return value.expand(size)
+    if given == size[: len(given)] and is_whole:
         value = value.copy()
         value.batch_size = size
         return value
     if not given or len(given) >= len(size) or given != size[len(size) - len(given) :]:
         raise RuntimeError(
             f"indexed destination TensorDict batch size is {size} "
-            f"(batch_size = {batch_size}, index = {index!r}), "
+            f"(batch_size = {td._batch_size}, index = {index!r}), "
             f"which differs from the source batch size {given}"
         )
     return value.expand(size)

@@ -499,16 +499,6 @@ class LazyStackedTensorDict(LazyWrites):
         dense = TensorDict._make(first._entries(), first._batch_size, self._device)
         return dense._index(plan.emptied, ndim, None)
 
-    def __setitem__(self, idx: Any, value: Any) -> None:
-        if idx.__class__ is str:
-            self._set_str(idx, value)
-        elif idx.__class__ is tuple and idx and self._set_below(idx, value):
-            pass
-        elif is_key(idx):
-            self.set(idx, value)
-        else:
-            lazy_rows.set_item(self, idx, value)
-
     _set_index = lazy_rows.set_rows
 
     # -- operations that go to the members

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from raffia.tensordict import index, lock
 from raffia.tensordict.lazy_shape import grid
-from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -161,39 +160,6 @@ def emptied(td: Any, plan: Plan, ndim: int) -> Any:
     if td._device is not None:
         out._device = td._device
     return out
-
-
-def set_item(td: Any, idx: Any, value: Any) -> None:
-    """`td[idx] = value` for rows of a lazy stack."""
-    idx = index.normalise(idx, td._batch_size)
-    if isinstance(value, (Node, Mapping)):
-        varies = -1 in td._batch_size
-        size = (
-            td._index(idx, td.ndim, None)._batch_size
-            if varies
-            else index.indexed_size(td._batch_size, idx)
-        )
-        if not isinstance(value, Node):
-            value = TensorDict(value, batch_size=size, device=td._device)
-        elif value._batch_size != size:
-            value = _broadcast(td, value, size, idx)
-        if td._locked:
-            for name in value.keys():
-                if all([member._peek_str(name) is None for member in td.tensordicts]):
-                    raise locked_error(td, name)
-    td._set_index(idx, value, td.ndim)
-
-
-def _broadcast(td: Any, value: Any, size: torch.Size, idx: Any) -> Any:
-    """A container for rows of batch size `size`: one row is written into all of them."""
-    given = value._batch_size
-    if len(given) <= len(size) and all(
-        [n in (1, m) for n, m in zip(reversed(given), reversed(size), strict=False)]
-    ):
-        leaves = value._leaves([])
-        if any([leaf.shape[: len(size)] != size for leaf in leaves]) or not leaves:
-            return value.expand(size)
-    return index._expanded(value, size, td._batch_size, idx)
 
 
 def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:

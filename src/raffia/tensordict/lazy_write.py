@@ -185,8 +185,12 @@ class LazyWrites(TensorDictBase):
         >>> td.set(("a", "c"), torch.tensor([3, 4]))[1]["a", "c"]
         tensor(4)
         """
-        if not inplace and self._set_below(key, item):
-            return self
+        if not inplace:
+            if key.__class__ is str:
+                self._set_str(key, item)
+                return self
+            if self._set_below(key, item):
+                return self
         return entries.set(self, key, item, inplace, non_blocking=non_blocking)
 
     def _set_below(self, key: Any, item: Any) -> bool:

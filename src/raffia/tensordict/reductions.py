@@ -23,7 +23,7 @@ from torch import Tensor
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Entries, Node
-from raffia.tensordict.views import entries_list
+from raffia.tensordict.views import entries_list, every
 
 _DIM_TEXT = """
 dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all dimensions of
@@ -548,8 +548,9 @@ for _name, _which, _value in (
 
 def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     if dim is None:
-        leaves = td._leaves([])
-        return all(map(Tensor.all, leaves)) if fn is _all else any(map(Tensor.any, leaves))
+        if fn is _all:
+            return every(td, Tensor.all)
+        return not every(td, lambda leaf: not leaf.any())
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(

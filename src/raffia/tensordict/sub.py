@@ -294,7 +294,7 @@ def _written_back(name: str) -> Callable[..., Any]:
     return write
 
 
-_ON_ROWS = """_map _batched _index _leaves _rebuild _shallow _spread memmap memmap_like save
+_ON_ROWS = """_map _batched _index _leaves _rebuild _shallow _cast _spread memmap memmap_like save
 dumps consolidate is_memmap is_contiguous send isend asend init_remote all_gather
 gather_and_stack""".split()
 _IN_PARENT = "select exclude flatten_keys unflatten_keys rename_key_".split()

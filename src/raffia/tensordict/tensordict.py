@@ -33,6 +33,7 @@ from raffia.tensordict.node import (
     BatchSize,
     Device,
     Entries,
+    LeafFn,
     Names,
     Node,
     Source,
@@ -56,6 +57,13 @@ def _lacks_batch_size(value: Tensor, batch_size: torch.Size) -> bool:
     ndim = len(batch_size)
     return ndim > 1 and shape[:ndim] != batch_size
 
+
+_CASTS: dict[torch.dtype, LeafFn] = {  # faster than `to`
+    torch.float32: Tensor.float, torch.float64: Tensor.double, torch.float16: Tensor.half,
+    torch.bfloat16: Tensor.bfloat16, torch.bool: Tensor.bool, torch.uint8: Tensor.byte,
+    torch.int8: Tensor.char, torch.int16: Tensor.short, torch.int32: Tensor.int,
+    torch.int64: Tensor.long,
+}  # fmt: skip
 
 Parameter = nn.Parameter
 
@@ -516,6 +524,16 @@ class TensorDict(TensorDictBase):
                 entries.write(dest, item, key, non_blocking)
                 return self
         return entries.set_(self, key, item, non_blocking=non_blocking)
+
+    def _cast(self, dtype: torch.dtype) -> TensorDict:
+        cast = _CASTS.get(dtype)
+        made = {
+            k: (v if v.dtype is dtype else v.to(dtype) if cast is None else cast(v))
+            if v.__class__ is Tensor or not isinstance(v, Node)
+            else v._cast(dtype)
+            for k, v in self._d.items()
+        }
+        return self._new(made, self._batch_size, self._names)
 
     @documented_as(copies.empty)
     def empty(self, recurse: bool = False, **options: Any) -> Self:

@@ -171,6 +171,9 @@ class UnbatchedTensor(Tensor, WholeValue):  # type: ignore[misc] # its methods a
     def _map(self, fn: LeafFn) -> Any:
         return self._made(fn(self._plain_tensor()))
 
+    def _cast(self, dtype: torch.dtype) -> Any:
+        return self._made(self._plain_tensor().to(dtype))
+
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:
         out.append(self._plain_tensor())
         return out

@@ -91,6 +91,21 @@ def collect_keys(
         append(key)
 
 
+def every(node: Any, test: Callable[[Tensor], Any]) -> bool:
+    """Whether `test` is true of all leaves; the first that it is false of is the last it sees."""
+    if node.__class__ is not node._plain:
+        if not node._lazy:
+            return all(map(test, node._leaves([])))
+        return all([every(member, test) for member in node.tensordicts])
+    for value in node._d.values():
+        if value.__class__ is Tensor or not isinstance(value, Node):
+            if not test(value):
+                return False
+        elif not every(value, test):
+            return False
+    return True
+
+
 def paired(td: Any, source: Any) -> Iterator[tuple[Any, str, Any, Any]]:
     """Entries of `source` that are no containers, next to those of `td` under the same keys.
 
