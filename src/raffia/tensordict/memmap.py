@@ -343,29 +343,18 @@ class MemoryMappedTensor(Tensor):
         return _reopen, (*whole, tuple(self.shape), self.stride(), self.storage_offset())
 
 
-def _reopen(
-    filename: str,
-    dtype: torch.dtype,
-    length: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    offset: int,
-) -> MemoryMappedTensor:
+def _reopen(filename: str, dtype: torch.dtype, length: int, *view: Any) -> MemoryMappedTensor:
+    """A tensor over a file; view: its shape, its strides and where it begins."""
     whole = MemoryMappedTensor.from_filename(filename, dtype, (length,))
-    return mapped(torch.as_strided(whole, shape, stride, offset), filename)
+    return mapped(torch.as_strided(whole, *view), filename)
 
 
 def _reopen_rows(
-    filename: str,
-    dtype: torch.dtype,
-    length: int,
-    sizes: list[list[int]],
-    strides: list[list[int]],
-    offsets: list[int],
+    filename: str, dtype: torch.dtype, length: int, *view: list[Any]
 ) -> MemoryMappedTensor:
-    """A nested tensor of strided layout over a file."""
+    """A nested tensor of strided layout over a file; view: the same of each row, as lists."""
     whole = MemoryMappedTensor.from_filename(filename, dtype, (length,))
-    rows = [torch.tensor(n, dtype=torch.int64) for n in (sizes, strides, offsets)]
+    rows = [torch.tensor(numbers, dtype=torch.int64) for numbers in view]
     return mapped(torch._nested_view_from_buffer(whole.as_subclass(Tensor), *rows), filename)
 
 

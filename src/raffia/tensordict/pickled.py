@@ -80,20 +80,13 @@ def _checked(cls: type, state: Any) -> dict[str, Any]:
     return dict(state)
 
 
-def read_mapped(
-    filename: str,
-    dtype: torch.dtype,
-    length: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    offset: int,
-) -> torch.Tensor:
+def read_mapped(filename: str, dtype: torch.dtype, length: int, *view: Any) -> torch.Tensor:
     """The values of a memory-mapped tensor; its file is read, and never written."""
     memmap.check_length(filename, length * dtype.itemsize)
     whole = torch.empty(0, dtype=dtype)
     if length:
         whole = torch.from_file(filename, shared=False, size=length, dtype=dtype)
-    return torch.as_strided(whole, shape, stride, offset)
+    return torch.as_strided(whole, *view)
 
 
 def class_by_name(name: str) -> None:

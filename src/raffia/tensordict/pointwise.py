@@ -377,7 +377,7 @@ class Pointwise:
         >>> TensorDict(a=torch.zeros(2)).lerp_(TensorDict(a=torch.ones(2)), 0.25)["a"]
         tensor([0.2500, 0.2500])
         """
-        return _ternary_(self, "lerp", end, weight)
+        return _ternary(self, "lerp", end, weight, True)
 
     def addcmul(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """`self + value * other1 * other2`, leaf by leaf.
@@ -397,7 +397,7 @@ class Pointwise:
         >>> one.clone().addcmul_(one, one)["a"]
         tensor([2., 2.])
         """
-        return _ternary_(self, "addcmul", other1, other2, value=value)
+        return _ternary(self, "addcmul", other1, other2, True, value=value)
 
     def addcdiv(self, other1: Operand, other2: Operand, value: float | None = 1) -> Self:
         """`self + value * other1 / other2`, leaf by leaf.
@@ -417,7 +417,7 @@ class Pointwise:
         >>> one.clone().addcdiv_(one, one)["a"]
         tensor([2., 2.])
         """
-        return _ternary_(self, "addcdiv", other1, other2, value=value)
+        return _ternary(self, "addcdiv", other1, other2, True, value=value)
 
     def clamp(
         self, min: Operand | None = None, max: Operand | None = None, *, out: Any = None
@@ -468,17 +468,13 @@ class Pointwise:
         return self.abs()
 
 
-def _ternary(td: Any, name: str, first: Any, second: Any, **options: Any) -> Any:
-    leaves = td._leaves([])
-    operands = operand(td, first, leaves), operand(td, second, leaves)
-    return rebuilt(td, each(_FOREACH[name], _SINGLE[name], leaves, *operands, **options))
-
-
-def _ternary_(td: Any, name: str, first: Any, second: Any, **options: Any) -> Any:
-    leaves = td._leaves([])
-    operands = operand(td, first, leaves, False), operand(td, second, leaves, False)
-    each(_FOREACH[name + "_"], _SINGLE[name + "_"], leaves, *operands, **options)
-    return td
+def _ternary(
+    td: Any, name: str, first: Any, second: Any, inplace: bool = False, **options: Any
+) -> Any:
+    leaves, name = td._leaves([]), name + "_" * inplace
+    operands = [operand(td, other, leaves, not inplace) for other in (first, second)]
+    found = each(_FOREACH[name], _SINGLE[name], leaves, *operands, **options)
+    return td if inplace else rebuilt(td, found)
 
 
 # ------------------------------------------------------------------------ methods from the tables

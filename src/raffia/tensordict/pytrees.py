@@ -164,10 +164,10 @@ def with_keys(flat: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
 def unflatten(values: Any, spec: Spec) -> Node:
     values = list(values)
     old, change = spec.batch_size, Change(values, spec.ndims)
-    size = change.size_of(0, len(values), old)
+    size = change.size_of(len(values), old)
     # a row in `torch.vmap` is as locked as the whole; what `tree_map` makes is not
-    locked = spec.locked and size is not None and len(size) != len(old)
-    td: Any = _unflatten(values, 0, spec, len(old), size, change, locked)[0]
+    change.locked = spec.locked and size is not None and len(size) != len(old)
+    td: Any = _unflatten(change, spec, len(old), size)
     if spec.stack_dim is not None and all([isinstance(leaf, Tensor) for leaf in td._leaves([])]):
         at = changed_dims(spec.batch_size, td._batch_size)
         dim: int | None = spec.stack_dim
@@ -176,7 +176,7 @@ def unflatten(values: Any, spec: Spec) -> Node:
             dim = new_position(spec.stack_dim, at[0], added) if at else None
         if dim is not None:
             td = LazyStackedTensorDict(*td.unbind(dim), stack_dim=dim)
-            if locked:
+            if change.locked:
                 lock(td, None)
     if td._names is not None:
         dim_names.store(td, td._names)
@@ -184,21 +184,24 @@ def unflatten(values: Any, spec: Spec) -> Node:
 
 
 class Change:
-    """The change in the dimensions of the leaves.
+    """The change in the dimensions of the leaves, which are built into a container one by one.
 
+    at: which leaf is the next.
+    locked: whether what is built is locked.
     by: by how many there are more; None if not for all by as many.
     taken: which dimension was taken away, where that is known: of a row in `torch.vmap`.
     """
 
-    __slots__ = ("values", "ndims", "by", "taken")
+    __slots__ = ("values", "ndims", "at", "locked", "by", "taken")
 
     def __init__(self, values: list[Any], ndims: list[int | None]) -> None:
         self.values, self.ndims = values, ndims
+        self.at, self.locked = 0, False
         self.by: int | None = 0
         self.taken: int | None = None
 
-    def size_of(self, start: int, stop: int, old: torch.Size) -> torch.Size | None:
-        """The new batch size of a container with these leaves, whose batch size was `old`.
+    def size_of(self, num: int, old: torch.Size) -> torch.Size | None:
+        """The new batch size of a container of the next leaves, whose batch size was `old`.
 
         The root is asked first, which finds out `by` and `taken`. None: there are no leaves.
         """
@@ -207,8 +210,9 @@ class Change:
         size: torch.Size | None = None
         longest = by = 0
         values, ndims = self.values, self.ndims
-        if stop - start < len(values):
-            values, ndims = values[start:stop], ndims[start:stop]
+        if num < len(values):
+            rows = slice(self.at, self.at + num)
+            values, ndims = values[rows], ndims[rows]
         for value, before in zip(values, ndims, strict=True):
             if before is None or before < 0:
                 continue
@@ -239,16 +243,8 @@ def _count(spec: Spec) -> int:
     return sum([1 if below is None else _count(below) for below in spec.below])
 
 
-def _unflatten(
-    values: list[Any],
-    start: int,
-    spec: Spec,
-    ndim: int,
-    size: torch.Size | None,
-    change: Change,
-    locked: bool,
-) -> tuple[TensorDict, int]:
-    """A container of the values from `start`, and where the next begin.
+def _unflatten(change: Change, spec: Spec, ndim: int, size: torch.Size | None) -> TensorDict:
+    """A container of the next values.
 
     size: what the first `ndim` batch dimensions became; None if there is no leaf.
     """
@@ -258,7 +254,7 @@ def _unflatten(
     elif len(old) == ndim:
         batch_size = size
     else:
-        found = change.size_of(start, start + _count(spec), old)
+        found = change.size_of(_count(spec), old)
         batch_size = size + old[ndim:] if found is None else found
     entries: dict[str, Any] = {}
     nodes: list[Any] = []
@@ -266,12 +262,11 @@ def _unflatten(
     for key, below in zip(spec.keys, spec.below, strict=True):
         if below is not None:
             known = None if size is None else batch_size
-            node, start = _unflatten(values, start, below, len(old), known, change, locked)
-            entries[key] = node
+            entries[key] = node = _unflatten(change, below, len(old), known)
             nodes.append(node)
             continue
-        value, before = values[start], spec.ndims[start]
-        start += 1
+        value, before = change.values[change.at], spec.ndims[change.at]
+        change.at += 1
         if before is not None and before < 0 and isinstance(value, Tensor):
             value = _unbatched(key, value, ~before, batch_size)
             nodes.append(value)
@@ -287,9 +282,9 @@ def _unflatten(
         at = changed_dims(old, batch_size)
         names = moved(names, at[0], len(batch_size), None) if len(at) == 1 else None
     td = TensorDict._make(entries, batch_size, device, names)
-    if locked:
+    if change.locked:
         lock_made(td, nodes)
-    return td, start
+    return td
 
 
 def _unbatched(key: str, value: Tensor, ndim: int, size: torch.Size) -> UnbatchedTensor:

@@ -124,13 +124,9 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey] | None) -> Any:
     for key in keys_to_update:
         value: Any = source
         for name in unravel_key_to_tuple(key):
-            value = (
-                value._get_str(name)
-                if isinstance(value, Node)
-                else value.get(name)
-                if isinstance(value, Mapping)
-                else None
-            )
+            is_dict = isinstance(value, Mapping) and not isinstance(value, Node)
+            read = value._get_str if isinstance(value, Node) else value.get if is_dict else None
+            value = None if read is None else read(name)
         if value is not None:
             out[key] = value
     return out
