@@ -214,9 +214,7 @@ def _stacked(
     entries: Entries = {}
     for name in dict.fromkeys([name for row in rows for name in row]):
         values = [row.get(name) for row in rows]
-        if len({isinstance(value, Node) for value in values if value is not None}) > 1:
-            raise _structure_mismatch(path + name, expand)
-        if any([value is None for value in values]):
+        if len({None if value is None else isinstance(value, Node) for value in values}) > 1:
             raise _structure_mismatch(path + name, expand)
         if isinstance(values[0], Node):
             nodes: list[Any] = values
