@@ -18,6 +18,7 @@ from pathlib import Path
 # room's, though one may have a member of the same name.
 PUBLIC = {"_replace", "_fields", "_asdict", "_parameters", "_buffers", "_modules"}
 PUBLIC |= {"_forward_pre_hooks", "_version", "_base", "_fd"}
+NAMING = (ast.FunctionDef, ast.ClassDef, ast.Attribute, ast.Name, ast.Constant, ast.ImportFrom)
 LAYOUT = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
@@ -65,7 +66,7 @@ def graph(source: Path) -> dict[Path, set[Path]]:
 
 def _imported(tree: ast.AST, path: Path, source: Path, files: dict[str, Path]) -> Iterator[str]:
     package = [source.name, *path.relative_to(source).parent.parts]
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
         elif isinstance(node, ast.ImportFrom):
@@ -76,6 +77,14 @@ def _imported(tree: ast.AST, path: Path, source: Path, files: dict[str, Path]) -
                     if name in files:
                         yield name
                         break
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, without a look into their expressions, which are most nodes of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, name, ()):
+            yield node
+            yield from _statements(node)
 
 
 def cycles(imports: dict[Path, set[Path]]) -> list[list[Path]]:
@@ -114,6 +123,8 @@ def private_uses(source: Path) -> list[str]:
     for path in source_files(source).values():
         room = room_of(path, source)
         for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, NAMING):  # asked first, since a match is slow
+                continue
             match node:
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                     defined[room].add(name)

@@ -59,6 +59,8 @@ FORBIDDEN_CALLS = {
     *("yaml.full_load", "yaml.full_load_all"),
 }
 FORBIDDEN_OPTIONS = {"allow_pickle": True, "weights_only": False}  # of numpy and torch
+UNSAFE_WORDS = PICKLERS | {*FORBIDDEN_OPTIONS} | {n.rpartition(".")[2] for n in FORBIDDEN_CALLS}
+UNSAFE = re.compile(rf"\b({'|'.join(sorted(UNSAFE_WORDS))})\b")  # files without need not be parsed
 MODULE_OF = {  # project on PyPI -> what it is imported as, where the two differ
     "ale-py": "ale_py",
     "imageio-ffmpeg": "imageio_ffmpeg",
@@ -163,9 +165,11 @@ def foreign_packages(source: Path) -> dict[str, set[Path]]:
 
 
 def unsafe_code(path: Path, source: Path) -> list[str]:
-    tree = syntax(path, path.read_text())
+    if not UNSAFE.search(text := path.read_text()):
+        return []
+    nodes = list(ast.walk(syntax(path, text)))
     meaning = {}  # local name -> dotted name
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
@@ -182,9 +186,9 @@ def unsafe_code(path: Path, source: Path) -> list[str]:
                 return f"{dotted(value)}.{attr}"
         return "?"
 
-    safe_calls = {id(node.func) for node in ast.walk(tree) if is_of_tensors_alone(node)}
+    safe_calls = {id(node.func) for node in nodes if is_of_tensors_alone(node)}
     found = [f"imports {n}" for n in imports(path, source) if n.partition(".")[0] in PICKLERS]
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name() | ast.Attribute() if dotted(node) in FORBIDDEN_CALLS:
                 if dotted(node) == "torch.load" and id(node) in safe_calls:

@@ -11,6 +11,7 @@ import pytest
 from raffia.cli.commands import GROUPS
 from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
 from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
+from tests.marks import slow_among
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,7 +47,7 @@ def run_blocks(text: str) -> int:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "docs/ilql.md")) for name in PAGES],
+    slow_among(PAGES, "docs/ilql.md", "docs/training.md", "docs/evolution.md"),
 )
 def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -114,7 +115,8 @@ def test_a_dead_link_is_noticed(tmp_path):
     assert dead_links(tmp_path / "page.md") == ["gone.md"]
 
 
-TAKE_LONG = ("ensemble", "own_algorithm", "own_dialogue", "own_environment", "tabular_q_learning")
+TAKE_LONG = ("ensemble", "own_algorithm", "own_dialogue", "own_environment", "plan_tictactoe")
+TAKE_LONG += ("tabular_q_learning",)
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in TAKE_LONG))
     for path in sorted((ROOT / "examples").glob("*.py"))

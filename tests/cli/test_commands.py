@@ -16,6 +16,7 @@ from raffia.cli import main
 from raffia.cli.commands import GROUPS
 from raffia.cli.parser import UsageError
 from raffia.train.config import ConfigError
+from tests.marks import slow_among
 from tests.processes import RAFFIA, environment
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ TRAIN = ["train efficientzero", "train efficientzero --preset cartpole"]
 TRAIN += ["train ilql", "train ilql --preset wordle", "sweep efficientzero", "sweep ilql"]
 
 
-@pytest.mark.parametrize("args", ["", *COMMANDS, *TRAIN])
+@pytest.mark.parametrize("args", slow_among(["", *COMMANDS, *TRAIN], TRAIN[1], TRAIN[2], TRAIN[4]))
 def test_help_has_examples_and_fits_the_terminal(args, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -135,7 +136,10 @@ def invalid_search(args):
     return SearchConfig(num_simulations=0)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["list"], ["train", "efficientzero", "--help"]])
+HELP, TRAIN_HELP = ["--help"], ["train", "efficientzero", "--help"]
+
+
+@pytest.mark.parametrize("args", slow_among([HELP, ["list"], TRAIN_HELP], TRAIN_HELP))
 def test_a_closed_pipe_gives_no_traceback(args):
     read, write = os.pipe()
     os.close(read)
@@ -150,7 +154,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("args", [["--help"], ["train", "efficientzero", "--help"]])
+@pytest.mark.parametrize("args", slow_among([HELP, TRAIN_HELP], TRAIN_HELP))
 def test_colour_is_for_terminals_that_want_it(args, monkeypatch):
     for variables, coloured in (
         ({"TERM": "xterm"}, True),

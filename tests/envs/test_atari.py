@@ -14,6 +14,7 @@ from raffia.envs.check import check_env
 from raffia.envs.config import AtariConfig
 from raffia.envs.env import Env
 from raffia.envs.resize import area
+from tests.marks import slow_among
 
 ale_py = pytest.importorskip("ale_py", reason="extra atari is not installed")
 
@@ -87,7 +88,7 @@ def test_spec_and_outputs(size, colour, shape):
     assert env.render().shape == (210, 160, 3) and env.render().dtype == torch.uint8
 
 
-@pytest.mark.parametrize("game", ["breakout", "pitfall2", "tetris"])
+@pytest.mark.parametrize("game", slow_among(["breakout", "pitfall2", "tetris"], "pitfall2"))
 def test_seed_and_actions_determine_the_episode(game):
     # Pitfall II starts differently after a game if it is only reset; Tetris shows
     # something else if its state is only restored.
@@ -102,7 +103,11 @@ def test_seed_and_actions_determine_the_episode(game):
 
 @pytest.mark.parametrize(
     ("game", "options"),
-    [("breakout", {"sticky": 0.25}), ("demon_attack", {"frame_skip": 1}), ("pitfall2", {})],
+    slow_among(
+        [("breakout", {"sticky": 0.25}), ("demon_attack", {"frame_skip": 1}), ("pitfall2", {})],
+        ("breakout", {"sticky": 0.25}),
+        ("pitfall2", {}),
+    ),
 )
 def test_a_game_stepped_without_rendering_is_the_same(game, options):
     env = game_of(game, **options)
@@ -142,25 +147,30 @@ def test_an_episode_is_the_same_in_another_process():
     assert child.stderr == ""  # the emulator is silent
 
 
-def frame_at_start(seed=0, game="breakout", **options):
+def frames_at_start(seeds=(0,), game="breakout", **options):
     env = game_of(game, **options)
-    env.reset(seed)
-    return env._ale.getEpisodeFrameNumber()
+
+    def frame_at_start(seed):
+        env.reset(seed)
+        return env._ale.getEpisodeFrameNumber()
+
+    return [frame_at_start(seed) for seed in seeds]
 
 
 def test_games_start_with_noops_drawn_from_the_seed_and_with_fire_where_they_have_it():
-    begin = frame_at_start(noop_max=0)
-    starts = {frame_at_start(seed, noop_max=4) for seed in range(16)}
+    [begin] = frames_at_start(noop_max=0)
+    starts = {*frames_at_start(range(16), noop_max=4)}
     assert starts == {begin + n for n in (1, 2, 3, 4)}
     for game, has_fire in (("breakout", True), ("pong", True), ("ms_pacman", False)):
-        with_fire, without = (
-            frame_at_start(game=game, noop_max=0, press_fire=press) for press in (True, False)
+        [with_fire], [without] = (
+            frames_at_start(game=game, noop_max=0, press_fire=press) for press in (True, False)
         )
         assert with_fire - without == (4 if has_fire else 0)
 
 
 @pytest.mark.parametrize(
-    ("game", "grey", "lives_lost"), [("breakout", True, 4), ("pong", False, 0)]
+    ("game", "grey", "lives_lost"),
+    slow_among([("breakout", True, 4), ("pong", False, 0)], ("pong", False, 0)),
 )
 def test_preprocessing_against_ale_py(game, grey, lives_lost):
     from ale_py.vector_env import AtariVectorEnv
@@ -194,6 +204,7 @@ def test_preprocessing_against_ale_py(game, grey, lives_lost):
     assert total > 0 and num_lost == lives_lost
 
 
+@pytest.mark.slow
 def test_fire_is_pressed_after_a_lost_life_and_its_rewards_are_not_lost():
     """After a lost life the frames of FIRE belong to the step that lost it."""
     idle = [0] * 400

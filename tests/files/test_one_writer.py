@@ -41,6 +41,8 @@ DOTTED = {
 # Names of functions of `safetensors.torch` and of ours; the former is a writer.
 NAMES = {"save_file"}
 OPENERS = {"open", "io.open", "os.fdopen", "gzip.open", "bz2.open", "lzma.open"}
+ANY = CALLS | NAMES | {name.rpartition(".")[2] for name in DOTTED | OPENERS}
+WORDS = re.compile(rf"\b({'|'.join(sorted(ANY))})\b")  # a file with none of them need not be parsed
 
 
 def dotted(node):
@@ -54,6 +56,8 @@ def dotted(node):
 
 def writes(text):
     """The calls in a source that write, make or remove files: (line, call)."""
+    if not WORDS.search(text):
+        return []
     tree, found = ast.parse(text), []
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     from_ours = [node for node in imports if (node.module or "").startswith("raffia.")]

@@ -81,6 +81,7 @@ RUNS = {
     "all ahead, soon over": with_all(ALL, collect__num_env_steps=140),
     "batches": BATCHES,
     "batches ahead": with_all(BATCHES, reanalyzers__ahead=7),
+    "batches ahead, soon over": with_all(BATCHES, reanalyzers__ahead=7, collect__num_env_steps=140),
     "shards": SHARDS,
     "shards ahead": with_all(SHARDS, reanalyzers__ahead=7),
     "four shards": with_all(SHARDS, reanalyzers__ahead=7, replay__shards=4),

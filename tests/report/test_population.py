@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from raffia.report import summarise, write_report
 from raffia.report.folder import read_run
 from raffia.report.lineage import read_lineage
+from tests.marks import slow_among
 
 from .made_runs import brief_rows, config, write_run
 
@@ -266,7 +267,9 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "note"), DAMAGED)
+@pytest.mark.parametrize(
+    ("name", "value", "note"), slow_among(DAMAGED, *DAMAGED[1:3], DAMAGED[4], DAMAGED[7])
+)
 def test_damaged_generations_are_noted(tmp_path, name, value, note):
     rows = generations()
     rows[2] |= {name: value}

@@ -15,6 +15,7 @@ from raffia.files.folder import MANIFEST, read_folder, signed, write_folder
 from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints, read_checkpoint
+from tests.marks import slow_among
 
 
 def state_of(update):
@@ -272,7 +273,10 @@ class Faults:
 
 
 @pytest.mark.parametrize(
-    "number, permanently", [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False)]
+    "number, permanently",
+    slow_among(
+        [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False)], (errno.ENOSPC, False)
+    ),
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_a_failing_disk_leaves_the_saved_checkpoint(

@@ -30,7 +30,7 @@ def damaged(content, rng):
     return found
 
 
-@pytest.mark.parametrize("times", [250, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [120, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_files_are_read_or_refused(form, tmp_path, times):
     path = form.write(tmp_path, [simple(2), simple(1, seed=1)])
     file = path / "data" / "main_data.hdf5" if path.is_dir() else path
