@@ -159,8 +159,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
             max_size=max_size,
             evict=evict,
         )
-        entries = new.query_module.entries(source)
-        new._fix_layouts([row_layout(x, 1) for x in entries])
+        new._layouts = [row_layout(x, 1) for x in new.query_module.entries(source)]
+        new._table = HashTable(words=words_of(new._layouts), device=new.device)
         value = new._value(dest, source.batch_size)
         if write_fn is not None and len(value):
             value = write_fn(value)
@@ -236,9 +236,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         """
         with self._lock:
             rows = self._rows(query)
-            unknown = (rows < 0).nonzero().squeeze(1)
-            if len(unknown):
-                raise self._unknown(query, unknown, len(rows))
+            self._refuse_unknown(query, rows)
             values = self._read(rows, query.batch_size)
         return self._collated(values)
 
@@ -465,9 +463,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         check_choice("missing", missing, ("error", "ignore"))
         with self._lock:
             rows = self._rows(query)
-            unknown = (rows < 0).nonzero().squeeze(1)
-            if len(unknown) and missing == "error":
-                raise self._unknown(query, unknown, len(rows))
+            if missing == "error":
+                self._refuse_unknown(query, rows)
             found = groups(rows[rows >= 0]).distinct
             self._drop(found)
             return len(found)
@@ -653,24 +650,22 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
                     f".to(torch.{str(mine.dtype).removeprefix('torch.')}), or use a second map"
                 )
 
-    def _fix_layouts(self, layouts: list[RowLayout]) -> None:
-        """Fix the layout of the keys before the first is written."""
-        self._layouts = layouts
-        self._table = HashTable(words=words_of(layouts), device=self.device)
-
-    def _unknown(self, query: Any, unknown: Tensor, count: int) -> UnknownRowError:
-        indices = unknown[:5].tolist()
-        more = ", ..." if len(unknown) > 5 else ""
-        entries = self.query_module.entries(query)
+    def _refuse_unknown(self, query: Any, rows: Tensor) -> None:
+        """Raise UnknownRowError if some of the rows of a query are -1."""
+        unknown = (rows < 0).nonzero().squeeze(1)
+        if not len(unknown):
+            return
         other = ""
         if self._layouts is not None:
             try:
-                self._check_layouts([row_layout(x, 1) for x in entries])
+                self._check_layouts([row_layout(x, 1) for x in self.query_module.entries(query)])
             except ValueError as error:
                 other = f". Note: {error}"
-        return UnknownRowError(
-            f"{len(unknown)} of {count} rows are not in the map, at {indices}{more}. Check with "
-            f"contains(query) first, or pass a value for them: get(query, default){other}"
+        more = ", ..." if len(unknown) > 5 else ""
+        raise UnknownRowError(
+            f"{len(unknown)} of {len(rows)} rows are not in the map, at {unknown[:5].tolist()}"
+            f"{more}. Check with contains(query) first, or pass a value for them: "
+            f"get(query, default){other}"
         )
 
     # -- on disk
@@ -733,19 +728,16 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        query = prefix + "query_module."
+        of_query = {k.removeprefix(query): v for k, v in state_dict.items() if k.startswith(query)}
         mine = {
             key.removeprefix(prefix): value
             for key, value in state_dict.items()
-            if key.startswith(prefix) and not key.startswith(prefix + "query_module.")
-        }
-        mine_of_query = {
-            key.removeprefix(prefix + "query_module."): value
-            for key, value in state_dict.items()
-            if key.startswith(prefix + "query_module.")
+            if key.startswith(prefix) and not key.startswith(query)
         }
         try:
             # before the rows, whose hashes are checked; torch comes to it later, and checks names
-            self.query_module.load_state_dict(mine_of_query, strict=False)
+            self.query_module.load_state_dict(of_query, strict=False)
             with self._lock:
                 missing_keys += [prefix + name for name in map_files.missing(mine)]
                 if not map_files.missing(mine):

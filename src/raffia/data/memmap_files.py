@@ -255,7 +255,6 @@ class RowFiles:
             self.marks = rows.tensor(torch.int64, (max_size, 2))
             self.total = rows.tensor(torch.int64, (), 16 * max_size)
             self._log = RowLog(log, layouts)  # it is not flushed: see `redo`
-            self._targets = [carried(leaf) for leaf in self.leaves]
         self.at_once = rows_at_once(layouts)
 
     def write(
@@ -325,7 +324,8 @@ class RowFiles:
                 leaf[index].copy_(source)
             self.marks[index].copy_(marks)
             return
-        for target, source in zip(self._targets, leaves, strict=True):
+        for leaf, source in zip(self.leaves, leaves, strict=True):
+            target = carried(leaf)
             target.index_copy_(0, index, source.view(target.dtype))
         self.marks.index_copy_(0, index, marks)
 

@@ -458,7 +458,7 @@ class SegmentReplayBuffer(SegmentSteps):
             self._before_change()
             self._check_sampling_state(state)
             if len(found.files) > 1:
-                self.storage.read_files(found)
+                self.storage.load_state_dict(self.storage.state_in(found))
             elif self.storage.total < (total := int(state["episodes"]["total"])):
                 raise ValueError(
                     f"{found.root} was saved without the rows of {total} items, but "

@@ -585,7 +585,7 @@ class Storage(ABC):
 
         Raises DamagedFileError, and changes nothing, if it is not as it was saved.
         """
-        load_folder(folder, KIND, VERSION, self.read_files)
+        self.load_state_dict(load_folder(folder, KIND, VERSION, self.state_in))
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
         """`save`, as TorchRL names it."""
@@ -598,10 +598,6 @@ class Storage(ABC):
     def files(self) -> dict[str, Content]:
         """The files that hold the storage, for a `write_folder` that holds other things too."""
         return {FILE: lambda path: save_file(TensorDict(to_state(self._contents())), path)}
-
-    def read_files(self, folder: Folder) -> None:
-        """Replace all by what the files of `files` hold."""
-        self.load_state_dict(self.state_in(folder))
 
     def state_in(self, folder: Folder) -> dict[str, Any]:
         """The state in the files that `files` writes, for `load_state_dict`."""
@@ -633,7 +629,6 @@ class TensorStorage(Storage):
 
     def __init__(self, max_size: int | None = None, *, device: torch.device | str = "cpu") -> None:
         super().__init__(max_size, device)
-        self._targets: list[Tensor] = []  # the leaves, of a dtype that can be written anywhere
 
     def _allocate(self, structure: RowStructure, size: int) -> None:
         leaves = []
@@ -652,19 +647,17 @@ class TensorStorage(Storage):
         for old, new in zip(self._leaves, leaves, strict=bool(self._leaves)):
             new[:high].copy_(old[:high])
         self._leaves = leaves
-        self._targets = [carried(leaf) for leaf in leaves]
 
     def _write(self, rows: Index, leaves: list[Tensor], number: int | Tensor | None) -> None:
         if not isinstance(rows, Tensor):
             for leaf, source in zip(self._leaves, leaves, strict=True):
                 leaf[rows].copy_(source)
             return
-        for target, source in zip(self._targets, leaves, strict=True):
-            source = source.to(target.device)
-            target.index_copy_(0, rows, source.view(target.dtype))
+        for i, source in enumerate(leaves):
+            self._write_entry(i, rows, source)
 
     def _write_entry(self, i: int, rows: Tensor, values: Tensor) -> None:
-        target = self._targets[i]
+        target = carried(self._leaves[i])
         target.index_copy_(0, rows, values.to(target.device).view(target.dtype))
 
     def _forget(self, rows: Tensor | None) -> None:

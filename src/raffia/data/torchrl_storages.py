@@ -292,7 +292,7 @@ class ListStorage(TensorStorage):
             kind = self._kind(settled)
             apart = [Row(kind, [leaf.clone() for leaf in cell]) for cell in cells]
             self._apart = dict(zip(rows.tolist(), apart, strict=True))
-            self._leaves = self._targets = []
+            self._leaves = []
         if self._apart is None:
             super()._ready(structure, size)
         else:

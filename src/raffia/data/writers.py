@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.items import rows_of
+from raffia.data.prioritized import REDUCTIONS as PRIORITY_REDUCTIONS
 from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import refuse_others
 from raffia.hints import check_choice
@@ -72,13 +73,7 @@ class ImmutableDatasetWriter(Writer):
         )
 
 
-REDUCTIONS = {
-    "max": lambda rank: rank.amax(1),
-    "min": lambda rank: rank.amin(1),
-    "mean": lambda rank: rank.mean(1),
-    "median": lambda rank: rank.median(1).values,
-    "sum": lambda rank: rank.sum(1),
-}
+REDUCTIONS = {**PRIORITY_REDUCTIONS, "sum": lambda rank: rank.sum(-1)}
 
 
 class TensorDictMaxValueWriter(Writer):
