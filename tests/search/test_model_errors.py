@@ -125,6 +125,7 @@ def test_outputs_of_a_wrong_type_are_refused(change, match):
     [
         (torch.zeros(B), "is a Tensor and the root's a dict"),
         ({"prefix": torch.zeros(B), "other": torch.zeros(B)}, "structures differ"),
+        ({name: torch.zeros(B) for name in ("state", "prefix", "more")}, "structures differ"),
         (
             {"state": torch.zeros(B), "prefix": torch.zeros(B)},
             r"given 4 rows.*\['state'\].*torch.float32, cpu \(needed \[4\], torch.int64",

@@ -107,7 +107,7 @@ class Embeddings:
             with suppress(AttributeError, LookupError, TypeError):
                 if self._spec is None:
                     leaves = [container.get(path, None) for path in self._paths]
-                else:
+                elif not isinstance(container, dict) or len(container) == len(self._template):
                     leaves = [pytree.key_get(container, path) for path in self._paths]
         if leaves is None:
             raise ValueError(
