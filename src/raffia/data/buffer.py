@@ -25,6 +25,12 @@ class Buffer:
     _lock: threading.RLock
     _ahead: Prefetcher[Any, Any] | None
 
+    def _start(self, prefetch: int) -> None:
+        """Make the lock, and the thread that draws batches ahead, of a buffer that has a maker."""
+        self._lock = threading.RLock()
+        survives_fork(self)
+        self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
+
     def __bool__(self) -> bool:
         """True, for an empty buffer too: `buffer or make_buffer()` must not discard it.
 
@@ -65,10 +71,7 @@ class Buffer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
-        survives_fork(self)
-        depth = state["_ahead"]
-        self._ahead = Prefetcher(self._maker, depth, self._lock) if depth else None
+        self._start(state["_ahead"])
 
     def _before_change(self) -> None:
         """Undo the batches drawn ahead; called under the lock, before every change."""
@@ -114,13 +117,14 @@ def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> No
 
 
 def own_generator(generator: torch.Generator | None, prefetch: int) -> torch.Generator | None:
-    """The generator of a buffer that draws batches ahead and was given none.
+    """The generator of a buffer, after a check; one that draws batches ahead has one in any case.
 
     It is seeded by torch's global one, so `torch.manual_seed` decides what it draws.
 
     >>> own_generator(None, prefetch=0) is None
     True
     """
+    check_generator(generator, prefetch=False)
     if generator is not None or not prefetch:
         return generator
     return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))

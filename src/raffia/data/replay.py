@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Literal, Self, TypedDict, overload
 
@@ -15,16 +14,13 @@ from raffia.data.batches import Batch, BatchMaker
 from raffia.data.buffer import (
     Buffer,
     check_device,
-    check_generator,
     check_is_storage,
     check_options,
     check_same_generator,
     own_generator,
 )
 from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.prefetch import Prefetcher
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.processes import survives_fork
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.structure import check_entries, from_state
@@ -120,7 +116,6 @@ class ReplayBuffer(Buffer, Generic[Items]):
         refuse_others(dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
         prefetch = 0 if prefetch is None else prefetch
         check_options(batch_size, pin_memory, prefetch)
-        check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
         sampler = RandomSampler() if sampler is None else made(sampler, Sampler)
         default = getattr(sampler, "max_capacity", None) or 1000
@@ -136,9 +131,8 @@ class ReplayBuffer(Buffer, Generic[Items]):
         _check_writer(self.writer, sampler)
         self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
         sampler.attach(storage)
-        self._lock = sampler.lock = threading.RLock()
-        survives_fork(self)
-        self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
+        self._start(prefetch)
+        sampler.lock = self._lock
         live = self.storage.live
         if live:
             sampler.added(live)

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from raffia.data.buffer import check_generator, check_options, check_same_generator, own_generator
-from raffia.data.prefetch import Prefetcher
+from raffia.data.buffer import check_options, check_same_generator, own_generator
 from raffia.data.priorities import StepPriorities
-from raffia.data.processes import survives_fork
 from raffia.data.ring import EpisodeRing
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment_batches import (
@@ -171,7 +168,6 @@ class SegmentReplayBuffer(SegmentSteps):
                 f"device={device}, because samples that are prefetched or moved need their own "
                 "memory. Leave these out, or reuse_memory"
             )
-        check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
         self.storage = storage
         self.unroll_steps, self.n_step = unroll_steps, n_step
@@ -203,9 +199,7 @@ class SegmentReplayBuffer(SegmentSteps):
             device=device,
         )
         self._feeds: list[RowFeed] = []
-        self._lock = threading.RLock()
-        survives_fork(self)
-        self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
+        self._start(prefetch)
 
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self.storage, TensorStorage):
