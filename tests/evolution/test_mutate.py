@@ -105,7 +105,7 @@ def alone(**trees):
     return TensorDict({name: TensorDict(tree, [size]) for name, tree in trees.items()}, [size])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_pure_function_of_state_and_draws(seed):
     state = population()
     before = state.clone()
@@ -118,7 +118,7 @@ def test_a_pure_function_of_state_and_draws(seed):
     assert not memory & {leaf.data_ptr() for leaf in leaves(after).values()}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_spared_and_unmutated_members_stay_bit_for_bit(seed):
     state = population()
     free, changes = mutate(state, ALL, draws(seed))

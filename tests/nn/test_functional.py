@@ -194,22 +194,6 @@ def test_a_module_that_keeps_its_parameters(name):
                 module(x, form)
 
 
-def test_the_tree_of_parameters():
-    module = nn.Sequential(net(), normed())
-    weight, mean = module[0][2][0].weight, module[1][1].running_mean
-    params = make_functional(module)
-    assert params["0", "2", "0", "weight"] is weight and params["0", "1"].is_empty()
-    assert params["1", "1", "running_mean"] is mean and module[1][1].running_mean is None
-    hidden = module[0][1](module[0][0](torch.ones(A), params["0", "0"]), params["0", "1"])
-    assert_close(module[0][2](hidden, params["0", "2"]), module[0](torch.ones(A), params["0"]))
-    layer = nn.Linear(A, 1)  # missing parameters are unchanged
-    params = make_functional(layer)
-    without = params.exclude("bias")
-    assert_close(layer(torch.ones(A), without), layer(torch.ones(A), params) - params["bias"])
-    repopulate_module(layer, params)
-    assert_close(layer(torch.ones(A), params={"weight": torch.zeros(1, A)}), params["bias"])
-
-
 # --- errors -------------------------------------------------------------------------------------
 
 
@@ -234,24 +218,12 @@ def lacking():
     module(torch.zeros(A), params.select("0"))
 
 
-def stacked():
-    module, params = stateless()
-    module(torch.zeros(P, A), torch.stack([params.clone(), params.clone()]))
-
-
 def grown():
     module, params = stateless(lambda: Count((1,)))
     try:
         module(torch.ones(2), params)
     finally:
         assert module.count is None
-
-
-def method_not_named():
-    module = Both()
-    params = make_functional(module, ["value"])
-    assert module.value(torch.ones(A), params).shape == (1,)
-    module(torch.ones(A), None, params)
 
 
 ERRORS = [  # a call, its error, and words of its message and notes

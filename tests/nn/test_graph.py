@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical, Normal
 
-from raffia import TensorDict, lazy_stack
+from raffia import TensorDict
 from raffia.nn import (
     CompositeDistribution,
     NormalParamExtractor,
@@ -28,7 +28,7 @@ from raffia.nn import (
 from raffia.nn import TensorDictModule as Mod
 from raffia.nn import TensorDictSequential as Seq
 from raffia.nn.graph import Graph, check_in_keys, graph_of
-from raffia.nn.graph_record import EntryShape, key_text, label, shapes
+from raffia.nn.graph_record import EntryShape, key_text, label
 
 B, D, H, A = 5, 4, 8, 3
 
@@ -240,32 +240,6 @@ def test_shapes_of_other_examples(name):
     nodes = seq.graph(td).nodes
     assert [{key: s.shape for key, s in node.writes.items()} for node in nodes] == written
     assert torch.nn.parameter.is_lazy(LAZY.weight)  # they stay lazy
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_shapes_of_all_kinds_of_entries():
-    stack = lazy_stack([TensorDict(x=torch.zeros(1)), TensorDict(x=torch.zeros(2))])
-    td = TensorDict(
-        a=torch.zeros(2, 2, dtype=torch.bfloat16),
-        b=torch.zeros(2, dtype=torch.bool),
-        c=TensorDict(d=torch.zeros(2, 1, dtype=torch.int64), batch_size=[2]),
-        e="a word",
-        s=stack,
-        batch_size=[2],
-    )
-    keys = ["a", "b", "c", ("c", "d"), "e", ("s", "x"), "missing", ("a", "x")]
-    assert {key: str(value) for key, value in shapes(td, keys).items()} == {
-        "a": "bf16[2, 2]",
-        "b": "bool[2]",
-        "c": "TensorDict[2]",
-        ("c", "d"): "i64[2, 1]",
-        "e": "str[2]",
-        ("s", "x"): "f32[2, -1]",
-    }
-    for layout in (torch.jagged, torch.strided):
-        rows = torch.nested.nested_tensor([torch.zeros(n, A) for n in (2, 3)], layout=layout)
-        found = shapes(TensorDict(x=rows), ["x"])["x"]
-        assert found.shape[:2] == (2, -1) and copy.deepcopy(found) == found
 
 
 def test_a_compiled_sequence_keeps_no_symbols(actor, example):

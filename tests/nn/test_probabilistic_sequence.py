@@ -257,22 +257,6 @@ def test_selected_and_missing_and_skipped():
         assert (single()(inputs(loc=full(4)))["a"] == 4).all()
 
 
-@pytest.mark.parametrize(
-    "sizes, expected", [((4, 5), (5, 4)), ((None, 4), (4,)), ((4, None), (4,))]
-)
-def test_several_draws_of_several_modules(sizes, expected):
-    seq = Seq(
-        *(
-            normal(loc, out, num_samples=size, default_interaction_type="random")
-            for loc, out, size in zip(("x", "a"), ("a", "b"), sizes, strict=True)
-        )
-    )
-    td = inputs()
-    out = seq(td)
-    assert seq.num_samples == expected and out.batch_size == (*expected, B)
-    assert out["b_log_prob"].shape == (*expected, B, T) and td.batch_size == (B,)
-
-
 # --- errors -------------------------------------------------------------------------------------
 
 LAST = "The final module passed to"

@@ -65,18 +65,6 @@ def test_ways_to_build(form):
         seq["third" if named else 2]
 
 
-def test_one_module_twice_in_the_order_of_execution():
-    calls, module = [], step("a", "a")
-    modules = {
-        name: Mod(lambda x, name=name: calls.append(name) or x + 1, ["a"], ["a"])
-        for name in ("one", "two", "three")
-    }
-    seq = Seq({**modules, "four": module, "five": module})
-    assert call(seq, "container", {"a": 0}) == {"a": 5} and calls == ["one", "two", "three"]
-    assert call(nn.Sequential(chain("a", "b"), chain("b", "c")), "container", {"a": 0})["c"] == 2
-    assert call(Mod(chain("a", "b"), ["x"], ["z"]), "tensors") == {"z": 2}
-
-
 # --- callables and foreign modules --------------------------------------------------------------
 
 STEPS = {  # the step between a -> b and b -> d: its outputs, and the keys of the sequence

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import io
 import weakref
 
 import pytest
@@ -148,26 +147,6 @@ def test_moves_casts_and_modes():
     assert same(list(params.parameters()), [params["w"], params["n", "b"]])
 
 
-@pytest.mark.parametrize("method", ["deepcopy", "saved"])
-def test_copies(method):
-    module = Holder()
-    module.params.n.lock_()
-    if method == "deepcopy":
-        twin = copy.deepcopy(module)
-    else:
-        file = io.BytesIO()
-        torch.save(module, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
-        assert twin.params.n.is_locked
-    assert names(twin) == NAMES and isinstance(twin.params, Params)
-    assert twin.params.n.b is twin.params["n", "b"] is list(twin.parameters())[3]
-    twin.params["w"].data.fill_(3)
-    twin(torch.ones(A)).backward()
-    assert twin.params["w"].grad is not None
-    assert module.params["w"].grad is None and module.params["w"].sum() == 0
-
-
 @pytest.mark.parametrize("lock", [False, True])
 def test_swapped_with_to_module(lock):
     module = Holder(lock=lock)
@@ -209,7 +188,7 @@ def test_functional_call_uses_the_values_and_restores_the_parameters(kind, lock)
     stacked = {name: torch.stack([v, v + 1]) for name, v in values.items()}
     out = torch.vmap(lambda v: call(v, x))(stacked)
     assert out[1].item() - out[0].item() == A + 1 + A + B * (2 if more else 1)
-    if not lock:
+    if not lock and kind is NestedHolder:
         compiled = torch.compile(call, fullgraph=True, backend="eager")
         assert torch.equal(compiled(values, x), call(values, x)) and module(x).item() == before
         assert same(list(module.parameters()), parameters)
@@ -319,41 +298,7 @@ def test_tensors_put_into_the_registries_are_in_the_container(lock):
     assert dotted["a.b", "c"].item() == dotted["d.e"].item() == 0
 
 
-@pytest.mark.parametrize(
-    "leaf", [nn.Parameter(torch.ones(1)), torch.ones(1), nn.Buffer(torch.ones(1)), torch.arange(1)]
-)
-def test_shared_leaves_are_registered_once(leaf):
-    params = Params(TensorDict(a=leaf, n=TensorDict(c=leaf)))
-    found = [*params.parameters(), *params.buffers()]
-    assert len(found) == 1 and found[0] is params["a"] is params["n", "c"]
-    assert list(params.state_dict()) == ["a", "n.c"]
-    clone = params.clone()
-    assert type(clone) is Params and clone["a"] is not params["a"]
-    if isinstance(leaf, nn.Parameter):
-        assert clone["a"] is clone["n", "c"] and clone["a"].requires_grad and clone["a"].is_leaf
-    if isinstance(leaf, nn.Parameter | nn.Buffer):
-        layers = nn.ModuleList([Params(TensorDict(x=leaf)) for _ in range(2)])
-        assert same([*layers.parameters(), *layers.buffers()], [leaf])
-    module = Holder()
-    module.params["w2"] = module.layer.weight
-    assert len(list(module.double().parameters())) == 4
-    assert module.params["w2"] is module.layer.weight
-
-
 # --- conversion and writes ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("no_convert", [False, True, "skip"])
-def test_which_tensors_become_parameters(no_convert):
-    w, buffer = nn.Parameter(torch.ones(1)), nn.Buffer(torch.ones(1))
-    source = TensorDict(w=w, v=torch.ones(1), i=torch.arange(1), b=buffer)
-    params = Params(source, no_convert=no_convert)
-    assert params["w"] is w and params.no_convert == no_convert
-    assert names(params) == (["w"] if no_convert else ["w", "v"])
-    assert buffers(params) == (["v", "i", "b"] if no_convert else ["i", "b"])
-    assert isinstance(params["b"], nn.Buffer)
-    params["x"] = torch.ones(1)
-    assert isinstance(params["x"], nn.Parameter) is (not no_convert)
 
 
 def test_constructors():
@@ -398,16 +343,6 @@ def test_set_tensors_are_converted_and_registered():
     assert rows["a"][:, 0].tolist() == [1, 2] and isinstance(rows["a"], nn.Parameter)
 
 
-WRITES = [
-    lambda p: p.set_("w", torch.ones(A)),
-    lambda p: p.update_(TensorDict(w=torch.ones(A))),
-    lambda p: p.fill_("w", 1.0),
-    lambda p: p.data.update_({"w": torch.ones(A)}),
-    lambda p: p.apply_(lambda leaf: leaf + 1),
-    lambda p: p.load_state_dict({**p.state_dict(), "w": torch.ones(A)}),
-]
-
-
 def test_results_of_operations():
     params = Params(TensorDict(a=torch.zeros(B, A), batch_size=[B]))
     for operation in (
@@ -436,20 +371,6 @@ def test_results_of_operations():
     for refused in (lambda: params.map(lambda leaf: leaf), params.memmap_):
         with pytest.raises(RuntimeError):
             refused()
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("hooked", [False, True])
-def test_writes_in_place_change_the_parameter_itself(write, hooked):
-    params = make()
-    w, b = params["w"], params["n", "b"]
-    if hooked:
-        params.register_get_post_hook(lambda _, leaf: leaf * 2)
-    write(params)
-    assert w.tolist() == [1] * A and w.requires_grad and w.is_leaf
-    assert next(params.parameters()) is w
-    params.zero_()
-    assert w.tolist() == [0] * A and b.tolist() == [0] * B and b.requires_grad
 
 
 def test_get_hooks_are_called_with_each_read_tensor():
@@ -481,6 +402,3 @@ def test_get_hooks_are_called_with_each_read_tensor():
     params.register_get_post_hook(lambda _, leaf: leaf * 2)
     params["w"].sum().backward()
     assert next(params.parameters()).grad.tolist() == [2] * A
-
-
-# --- results ------------------------------------------------------------------------------------

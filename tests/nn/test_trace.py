@@ -134,8 +134,6 @@ def same(module, td=None):
 SHARED, LAYER = Net(T, T), nn.Linear(T, T)
 MODULES = {
     "outputs": lambda: keyed(Split(), ["z"], [("out", "a"), ("out", "b")]),
-    "layers": lambda: keyed(nn.Sequential(nn.Linear(T, A), nn.ReLU()), ["z"], ["y"]),
-    "nested": lambda: seq(masked_net(), keyed(nn.Linear(A, 1), [("out", "p")], ["v"])),
     "a class twice": lambda: seq(keyed(Net(), ["z"], ["y"]), keyed(Net(A, A), ["y"], ["w"])),
     "a module twice": lambda: seq(keyed(SHARED, ["z"], ["h"]), keyed(SHARED, ["h"], ["y"])),
     "keywords": with_scale,
@@ -151,9 +149,6 @@ MODULES = {
     "branch with a dict": lambda: keyed(Named(), ["z"], ["a", "b"]),
     # destination of outputs
     "fresh": lambda: step("z", "y", inplace=False),
-    "empty": lambda: step("z", "y", inplace="empty"),
-    "sequence in place": lambda: two(inplace=True),
-    "fresh first": lambda: seq(step("z", "h", inplace=False), step("h", "y")),
     "empty inside": lambda: seq(two(inplace="empty"), step("y", "i")),
     # selections
     "selected": lambda: keyed(pair, ["z"], ["a", "b"]).select_out_keys("b"),
@@ -250,12 +245,6 @@ def normal():
     return ProbabilisticTensorDictModule(
         in_keys=["loc", "scale"], out_keys=["y"], distribution_class=torch.distributions.Normal
     )
-
-
-def hooked():
-    module = step("z", "y")
-    module.register_forward_hook(lambda *args: None)
-    return module
 
 
 OWN_WAY = {

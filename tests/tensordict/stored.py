@@ -149,9 +149,6 @@ NESTED = {
     ),
     "with holes": with_holes,
     "int32 offsets": lambda: with_holes(torch.int32),
-    "with empty rows": lambda: nested_tensor(
-        [torch.zeros(0, 3), torch.ones(0, 3)], layout=torch.jagged
-    ),
     "one empty row": lambda: nested_tensor(
         [torch.zeros(0, 3), torch.ones(2, 3)], layout=torch.jagged
     ),
@@ -161,10 +158,7 @@ NESTED = {
     "strided, of a larger memory": lambda: _of_memory(30, [5, 20]),
     "strided, in another order": lambda: _of_memory(10, [4, 0]),
     "strided, empty rows": lambda: nested_tensor([torch.zeros(0, 3), torch.ones(5, 0)]),
-    "strided, one empty row": lambda: nested_tensor([torch.zeros(0, 3), torch.ones(2, 3)]),
     "strided, numbers": lambda: nested_tensor([torch.tensor(1.0), torch.tensor(2.0)]),
-    "strided, alike": lambda: nested_tensor([torch.ones(2), torch.zeros(2)]),
-    "strided, a gradient": lambda: strided().requires_grad_(),
 }
 
 

@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
@@ -397,19 +396,6 @@ def test_tolist(td, rows):
 
 
 # ----------------------------------------------------------------------------------- state dicts
-
-
-def test_state_dicts():
-    td = make()
-    assert isinstance(td.state_dict(), OrderedDict)
-    assert list(floats().state_dict()) == ["a", "n.b"]
-    assert list(floats().state_dict(prefix="p.")) == ["p.a", "p.n.b"]
-    nested = floats().state_dict(flatten=False)
-    assert list(nested) == ["a", "n"] and list(nested["n"]) == ["b"]
-    assert not params().state_dict()["w"].requires_grad
-    assert isinstance(params().state_dict(keep_vars=True)["w"], nn.Parameter)
-    assert td.state_dict()["a"].data_ptr() == td["a"].data_ptr()
-    assert KINDS["lazy"]().state_dict()["a"].shape == (2, B, T)
 
 
 @pytest.mark.parametrize("kind", ["plain", "dressed", "locked", "lazy"])

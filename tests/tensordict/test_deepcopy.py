@@ -122,23 +122,6 @@ def test_one_memory_under_two_keys_stays_one():
         assert memory(first) == memory(second) != memory(x)
 
 
-def test_one_container_twice_is_one_container_in_the_copy():
-    inner = TensorDict(a=torch.ones(2))
-    td = TensorDict(x=inner, y=inner)
-    first, second, third = copy.deepcopy((td, inner, td["x", "a"]))
-    assert first["x"] is first["y"] is second
-    assert second["a"] is third
-
-
-def test_requires_grad_and_gradients_are_copied():
-    x = torch.ones(3, requires_grad=True)
-    (x * 2).sum().backward()
-    for requires_grad in (True, False):
-        out = copy.deepcopy(TensorDict(a=x.requires_grad_(requires_grad)))["a"]
-        assert out.requires_grad == requires_grad
-        assert out.grad is not x.grad and out.grad.tolist() == [2, 2, 2]
-
-
 def with_attribute(x: torch.Tensor) -> torch.Tensor:
     x.unit = ["metres"]
     return x
@@ -190,10 +173,3 @@ def test_entries_copied_later_share_the_memory_of_those_copied_together(kind):
         part = later if isinstance(later, torch.Tensor | torch.UntypedStorage) else leaves(later)[0]
         address = part._cdata if isinstance(part, torch.UntypedStorage) else memory(part)
         assert address == memory(first) == memory(three) != memory(x)
-
-
-def test_a_conjugate_is_not_mistaken_for_its_memory():
-    x = torch.arange(12.0).view(3, 2, 2)
-    twin, copied = copy.deepcopy((container([torch.view_as_complex(x).conj(), torch.ones(2)]), x))
-    assert torch.equal(copied, x)
-    assert torch.equal(leaves(twin)[0], torch.view_as_complex(x).conj())

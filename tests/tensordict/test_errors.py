@@ -174,106 +174,62 @@ MISMATCH = r"batch dimension mismatch"
 OTHER = dict.fromkeys(["observation"], torch.ones(B, T, 6))
 SIXES = ("observation|lives", "6")
 DEEP = ("next", "info", "lives")
-INNER = TensorDict({"c": torch.ones(4, T)}, [4])
 LIST, BOTH = [("z", ONES)], ["x", "y"]
 ERRORS = (RuntimeError, ValueError, TypeError)
 # Kinds, the call, the error, and the words in it.
 MISTAKES = [
     # shapes that do not begin with the batch size
     *[
-        (WRITABLE, call, RuntimeError, (MISMATCH, r"\[2, 3\]", re.escape(str(x.shape)), "'z'"))
-        for x in (torch.ones(()), torch.ones(T), torch.ones(B), torch.ones(T, B), torch.ones(B, 1))
+        (WRITABLE, call, RuntimeError, (MISMATCH, r"\[2, 3\]", r"\[3, 2\]", "'z'"))
         for call in (
-            lambda td, x=x: td.set("z", x),
-            lambda td, x=x: td.__setitem__("z", x),
-            lambda td, x=x: td.update({"z": x}),
-            lambda td, x=x: td.setdefault("z", x),
-            lambda td, x=x: td["next"].set("z", x),
-            lambda td, x=x: td.set(("next", "z"), x),
-            lambda td, x=x: td.set(("n", "z"), x),
-            lambda td, x=x: td.setdefault(("n", "m", "z"), x),
+            lambda td: td.set("z", ONES.t()),
+            lambda td: td.update({"z": ONES.t()}),
+            lambda td: td.setdefault(("n", "m", "z"), ONES.t()),
         )
     ],
-    (WRITABLE, lambda td: td.__setitem__("action", THREE), RuntimeError, "key 'action'"),
     (DENSE, lambda td: td.__setitem__("z", 1.0), RuntimeError, (MISMATCH, "'z'", "[Ss]calar")),
     (DENSE, lambda td: td.__setitem__("z", 1.0), RuntimeError, "expand|full|set_non_tensor"),
-    (DENSE, lambda td: td.__setitem__("n", INNER), RuntimeError, ("c", r"\[2, 3\]")),
-    (DENSE, lambda td: td.__setitem__("n", {"c": torch.ones(4, T)}), RuntimeError, r"\[2, 3\]"),
-    *[
-        (DENSE, lambda td, b=batch: setattr(td, "batch_size", b), RuntimeError, words)
-        for batch, words in [
-            ([T], ("observation", r"\[3\]", r"\[2, 3, 5\]")),
-            ([B, 4], ("observation", r"\[2, 4\]", r"\[2, 3, 5\]")),
-            ([B, T, 7], ("observation|action", r"\[2, 3, 7\]", r"\[2, 3")),
-            ([B, T, 4], ("observation|action", r"\[2, 3, 4\]")),
-        ]
-    ],
     (
         DENSE,
-        lambda td: td.__setitem__(0, TensorDict({"action": torch.ones(4)}, [4])),
+        lambda td: setattr(td, "batch_size", [B, 4]),
         RuntimeError,
-        (r"\[3\]", r"\[4\]"),
+        ("observation", r"\[2, 4\]"),
     ),
     # other shapes, in place
     (KINDS, lambda td: td.set_("observation", OTHER["observation"]), RuntimeError, SIXES),
-    (KINDS, lambda td: td.set_(DEEP, torch.ones(B, T, 6)), RuntimeError, SIXES),
     (KINDS, lambda td: td.update_(OTHER), RuntimeError, SIXES),
-    (KINDS, lambda td: td.set_at_("observation", torch.ones(T, 6), 0), RuntimeError, SIXES),
     (KINDS, lambda td: td.update_at_({"observation": torch.ones(T, 6)}, 0), RuntimeError, SIXES),
-    (["plain", "locked"], lambda td: td.update_(OTHER), RuntimeError, (r"\[2, 3, 6\]", "3, 5")),
     (DENSE, lambda td: td.set_("next", ONES), ERRORS, "next"),
     (DENSE, lambda td: td.set_("action", {"c": ONES}), ERRORS, "action"),
     (WRITABLE, lambda td: td.set_("action", "text"), RuntimeError, "update 'action'"),
     # names of existing entries
-    *[
-        (WRITABLE, lambda td, n=new: td.rename_key_("action", n, safe=True), KeyError, words)
-        for new, words in {
-            "observation": ("already", "observation"),
-            ("next", "reward"): ("already", "reward"),
-            "next": ("already", "next"),
-        }.items()
-    ],
-    (WRITABLE, lambda td: td.rename_key_("observation", ("action", "z")), KeyError, "action"),
     (
         WRITABLE,
-        lambda td: td.rename_key_("observation", ("next", "reward", "z")),
+        lambda td: td.rename_key_("action", ("next", "reward"), safe=True),
         KeyError,
-        "reward",
+        ("already", "reward"),
     ),
+    (WRITABLE, lambda td: td.rename_key_("observation", ("action", "z")), KeyError, "action"),
     (WRITABLE, lambda td: td.rename_keys({"action": "q", "observation": "q"}), ValueError, "q"),
-    (WRITABLE, lambda td: td.rename_keys({"action": "next"}), ValueError, "next"),
     (WRITABLE, lambda td: td.rename_keys({"next": "z", DEEP: "y"}), ValueError, ""),
     (DENSE, lambda td: td.flatten_keys(3), TypeError, "3"),
     (DENSE, lambda td: td.unflatten_keys(3), TypeError, "3"),
     # several entries, of which one is wrong
     (DENSE, lambda td: td.separates("action", "zz"), KeyError, "zz"),
     *[
-        (DENSE, call, error, words)
+        (
+            DENSE,
+            lambda td, m=method: getattr(td, m)("action", "action", out_key=("action", "q")),
+            KeyError,
+            "action|present|already|Tensor",
+        )
         for method in ("cat_tensors", "stack_tensors")
-        for call, error, words in [
-            (
-                lambda td, m=method: getattr(td, m)("action", "observation", out_key="q"),
-                RuntimeError,
-                "",
-            ),
-            (
-                lambda td, m=method: getattr(td, m)("action", "action", out_key=("action", "q")),
-                KeyError,
-                "action|present|already|Tensor",
-            ),
-        ]
     ],
     # invalid keys and containers
     (DENSE, lambda td: td["reward"], KeyError, re.escape("('next', 'reward')")),
-    (DENSE, lambda td: td["next.reward"], KeyError, re.escape("('next', 'reward')")),
-    (DENSE, lambda td: td["next", "zz"], KeyError, ("zz", "'info'", "'reward'")),
-    (DENSE, lambda td: td["zz", "reward"], KeyError, ("zz", "'action'")),
-    (DENSE, lambda td: td["action", 0], (TypeError, KeyError, IndexError), "action"),
     (DENSE, lambda td: td[0, "action"], (TypeError, KeyError, IndexError), "action"),
     (DENSE, lambda td: td[["action", "next"]], IndexError, r"td\.select\('action', 'next'\)"),
-    (DENSE, lambda td: td.action, AttributeError, "action"),
     (DENSE, bool, RuntimeError, ("bool", "is_empty")),
-    (DENSE, hash, TypeError, "unhashable"),
     (DENSE, lambda td: 1 in td, RuntimeError, "1"),
     (DENSE, lambda td: setattr(td, "batch_size", None), TypeError, "None"),
     (DENSE, lambda td: list(TensorDict(a=1)), TypeError, r"keys\(\)"),
@@ -283,49 +239,12 @@ MISTAKES = [
         for source, word in ((3, "int"), (LIST, "list"), ("abc", "str"))
     ],
     (DENSE, lambda td: td.update({"z": ONES}, keys_to_update="z"), TypeError, "str"),
-    (DENSE, lambda td: td.__setitem__("me", td), (ValueError, RuntimeError), ("itself", "'me'")),
-    (DENSE, lambda td: td.set(("next", "me"), td), (ValueError, RuntimeError), "itself"),
     (DENSE, lambda td: setattr(td, "device", "meta"), (RuntimeError, AttributeError), r"\.to\("),
-    (DENSE, lambda td: td + torch.ones(7), RuntimeError, ("tensor", r"\(7,\)", r"\(2, 3\)")),
-    (DENSE, lambda td: td + TensorDict(batch_size=[7]), RuntimeError, ("container", r"\(7,\)")),
-    # names of dimensions
-    *[
-        (["dressed"], lambda td, n=names: setattr(td, "names", n), ERRORS, re.escape(str(names)))
-        for names in (["p"], ["p", "q", "r"], ["p", "p"])
-    ],
-    *[
-        (["dressed"], lambda td, m=m: getattr(td, m)(q="w"), ERRORS, ("q", r"\['x', 'y'\]"))
-        for m in ("rename", "rename_")
-    ],
-    (["dressed"], lambda td: td.rename("p", "q", x="w"), ERRORS, "list|both"),
-    (["dressed"], lambda td: td.refine_names("x", "q"), ERRORS, ("refine", r"\['x', 'y'\]", "q")),
     *[
         (["plain"], lambda td, a=args: td.refine_names(*a), ERRORS, "name")
         for args in [("a", "b", "c"), ("a", "a"), (..., "a", ...)]
     ],
-    (["plain"], lambda td: td.refine_names("x"), ValueError, "need 2 names"),
-    # of containers that are locked; test_lock.py has the rest
     (["locked"], lambda td: td["next"].unlock_(), RuntimeError, "[Uu]nlock the root"),
-    (["locked"], lambda td: td["next", "info"].unlock_(), RuntimeError, "[Uu]nlock the root"),
-    # of several containers
-    *[
-        (DENSE, lambda td, j=join, o=other: j([td, o(td)]), (RuntimeError, KeyError), words)
-        for join in (torch.stack, torch.cat)
-        for other, words in [
-            (lambda td: td.exclude("action"), ("keys", "'action'")),
-            (lambda td: td.clone().set("zz", ONES), ("keys", "'zz'")),
-            (lambda td: td.clone().update(OTHER), ("observation", "6", "5")),
-            (lambda td: td.clone().set(DEEP, torch.ones(B, T, 6)), ("lives", "6", "4")),
-        ]
-    ],
-    *[
-        (DENSE, lambda td, j=join: j([td, td[0]]), RuntimeError, ("batch", r"\[2, 3\]", r"\[3\]"))
-        for join in (torch.stack, lazy_stack)
-    ],
-    *[
-        (["plain"], lambda td, j=join: j([]), (RuntimeError, ValueError), "empty")
-        for join in (torch.stack, torch.cat, lazy_stack)
-    ],
 ]
 
 
@@ -336,7 +255,7 @@ def test_errors(kind):
         if kind in kinds:
             refused(KINDS[kind](), call, error, words, f"mistake {number} of {kind}")
             num += 1
-    assert num > 4
+    assert num > 2
 
 
 LAZY = lazy_stack([TensorDict(a=1, b=2), TensorDict(a=1, c=2)])
@@ -349,29 +268,20 @@ OF_NONE = [
             NO_SHAPE,
             f"(?i)(mapping|dict).*{type(source).__name__}",
         )
-        for source in ([1, 2], torch.ones(2), "abc", 3, [("a", torch.ones(2))])
+        for source in ([("a", torch.ones(2))], torch.ones(2), "abc")
     ],
-    *[
-        (lambda s=source: TensorDict(s, [B]), RuntimeError, rf"{MISMATCH}.*\[2\].*\[3\].*'z'")
-        for source in ({"z": THREE}, {"n": {"z": THREE}}, {("n", "z"): THREE})
-    ],
-    (lambda: TensorDict({"n": {"z": THREE}}, [B]), RuntimeError, "n.*z"),
-    *[(lambda b=b: TensorDict({}, b), NO_SHAPE, "batch.?size") for b in ("ab", [2.5], {"a": 1})],
+    (
+        lambda: TensorDict({"n": {"z": THREE}}, [B]),
+        RuntimeError,
+        rf"{MISMATCH}.*\[2\].*\[3\].*'z'",
+    ),
+    (lambda: TensorDict({}, [2.5]), NO_SHAPE, "batch.?size"),
     (lambda: TensorDict({}, "a"), TypeError, "a batch_size must be"),
-    (lambda: TensorDict({}, "a"), ValueError, "a batch_size must be"),
     (lambda: TensorDict({"a": 1}, b=1), ValueError, "not both"),
     (lambda: TensorDict({}, device="nowhere"), RuntimeError, "nowhere"),
-    *[
-        (lambda n=names: make(names=n), (ValueError, RuntimeError), re.escape(str(names)))
-        for names in (["p"], ["p", "q", "r"], ["p", "p"])
-    ],
     (lambda: LazyStackedTensorDict(TensorDict(), stack_dim=3), IndexError, "out of range"),
-    (lambda: LazyStackedTensorDict(TensorDict(), stack_dim=3), RuntimeError, "out of range"),
-    (lambda: TensorDict({}, [B])["action"], KeyError, "action"),
-    (lambda: TensorDict({}, [B]).popitem(), KeyError, ""),
     (lambda: LAZY["b"], KeyError, "(?s)b.*Lazy|Lazy.*b"),
     (lambda: RAGGED["a"], RuntimeError, "(?s)'a'.*(as_padded_tensor|as_list|as_nested_tensor)"),
-    (lambda: TensorDict.from_modules("layer"), TypeError, "nn.Modules, got str"),
     (
         lambda: TensorDict.from_modules([torch.nn.Linear(2, 2)]),
         TypeError,

@@ -537,22 +537,6 @@ def test_join_entries():
         assert td["c"].shape == shape and list(td.keys()) == ["c"]
 
 
-NAMES = ["keys", "get", "batch_size", "device", "values", "update", "a.b", "", "self", "_private"]
-
-
-@pytest.mark.parametrize("name", [*NAMES, "a b", "0", "ü"])
-def test_any_string_is_a_name(name):
-    x = torch.ones(B)
-    td = TensorDict({name: x, "n": {name: x}}, [B])
-    assert td[name] is td.get(name) is td["n", name] is x and name in td
-    assert list(td.keys()) == [name, "n"] and td.batch_size == (B,) and td.device is None
-    assert same(td.to(torch.float64)[name], x.double()) and list(td.select(name).keys()) == [name]
-    td.update({name: torch.zeros(B)})
-    assert td.pop(name).sum() == 0 and name not in td
-    with pytest.raises(AttributeError):
-        make().a  # noqa: B018 - entries are no attributes
-
-
 def test_unravel():
     for key, flat in {
         "a": "a",

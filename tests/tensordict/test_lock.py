@@ -209,18 +209,3 @@ def test_caches_of_a_locked_container_are_cleared_by_a_change(change, tree):
             td.lock_()
         assert listed(td) == listed(td) == expected
         assert change != "replace" or ((td["a"] == 5).all() and td["a"].shape == (4, 3))
-
-
-def test_nothing_else_is_cached():
-    td = TREES["along 0"]().lock_()
-    leaves(td), td.flatten_keys()
-    with td.unlock_():
-        td.tensordicts[0]["m"].pop("k")
-    assert set(leaves(td)) == KEYS - {("m", "k", "d")}
-    td = make().lock_()
-    td[0], td.flatten_keys(), td.clone()
-    td.batch_size = [4]
-    assert td[0].batch_size == td.clone()[0].batch_size == ()
-    assert td.flatten_keys().batch_size == (4,)
-    td.names = ["x"]
-    assert td.flatten_keys().names == td.clone().names == ["x"]

@@ -151,26 +151,6 @@ def test_functions_of_tensors_skip_values():
     assert got["y"].tolist() == [1, 2, 3] and got["s"] == "hi"
 
 
-CARRIED = [
-    *(lambda t: t + 1, lambda t: t + t, lambda t: -t, torch.zeros_like, copy.deepcopy),
-    *(lambda t: t.data, lambda t: pickle.loads(pickle.dumps(t)), lambda t: t.clone().zero_()),
-    *(lambda t: t.unsqueeze(-1).squeeze(-1), lambda t: torch.cat(t.split(2))),
-    lambda t: torch.stack(list(t.unbind(0))),
-    *(
-        lambda t, op=op: apply_op(t, op)
-        for op in ops(clone=[(), False], double=[()], detach=[()], contiguous=[()], to=["cpu"])
-        + ops(to_tensordict=[()], apply=[torch.exp])
-    ),
-]
-
-
-@pytest.mark.parametrize("op", CARRIED)
-def test_values_are_kept_by_operations(op):
-    got = op(words())
-    assert got["w"] == ["p", "q", "r"] and [row["s"] for row in got] == ["hi"] * 3 and sound(got)
-    assert got.get("s").batch_size == got.get("w").batch_size == (3,)
-
-
 # ------------------------------------------------------------------------- rows and shapes
 
 MASK = torch.tensor([[True, False, True], [False, False, False]])
@@ -201,28 +181,6 @@ def test_values_follow_the_rows(move):
 
 
 ROW, THREE = TensorDict(x=9.0, s="o", w="Q"), TensorDict(s="n", w=["1", "2", "3"], batch_size=[3])
-CHANGES = {
-    "a row": (lambda td: td.__setitem__(0, ROW), ["o", "hi", "hi"], "Qqr"),
-    "a dict": (lambda td: td.__setitem__(1, ROW.to_dict()), ["hi", "o", "hi"], "pQr"),
-    "set_at_": (lambda td: td.set_at_("w", "Z", 2).set_at_("s", "Z", 2), ["hi", "hi", "Z"], "pqZ"),
-    "a row's": (lambda td: td[0].set("w", "zz"), "hi", "pqr"),
-    "update": (lambda td: td.update({"s": "new"}), "new", "pqr"),
-    "update all": (lambda td: td.update(THREE), "n", "123"),
-    "locked set_": (lambda td: td.lock_().set_("s", "one"), "one", "pqr"),
-    "locked update_": (lambda td: td.lock_().update_({"s": "two"}), "two", "pqr"),
-    "locked update_ all": (lambda td: td.lock_().update_(THREE.select("s")), "n", "pqr"),
-    "a clone": (lambda td: td.clone().set_("s", "changed"), "hi", "pqr"),
-    "a list of a clone": (lambda td: td.clone()["w"].__setitem__(0, "changed"), "hi", "pqr"),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_changes(name):
-    td, (change, s, w) = words(), CHANGES[name]
-    change(td)
-    assert td["s"] == s and td["w"] == list(w) and sound(td)
-    with pytest.raises(RuntimeError, match="Cannot modify locked"):
-        td.lock_().set_non_tensor("s", "no")
 
 
 # ------------------------------------------------------------------------- several containers
@@ -306,12 +264,3 @@ def test_stack():
         NonTensorData("a", [2]).update_at_(NonTensorData("b"), 0)
     with pytest.raises(RuntimeError, match="Cannot update a NonTensorData"):
         NonTensorData("a", [2]).update(words().get("w")[:2])
-
-
-def test_lists_of_values_become_plain_ones():
-    td = TensorDict(batch_size=[2, 2])
-    td["names"] = [["a", "b"], ["c", "d"]]
-    plain = td["names"].tolist()
-    assert plain == [["a", "b"], ["c", "d"]] and type(plain) is type(plain[0]) is list
-    plain[0][0] = "z"
-    assert td["names"][0][0] == "a"

@@ -6,7 +6,7 @@ from textwrap import dedent, indent
 import torch
 
 import raffia
-from raffia import NonTensorData, TensorDict, TensorDictParams, lazy_stack, set_printoptions
+from raffia import TensorDict, TensorDictParams, lazy_stack, set_printoptions
 from tests.tensordict.kinds import each
 
 B, T = 2, 3
@@ -45,13 +45,11 @@ def data(text, cls="NonTensorData"):
 
 STACK = "NonTensorStack(\n    ['u', 'v'],\n    batch_size=torch.Size([2]),\n    device=None)"
 STEP = f"Step(\n    obs={leaf(B)},\n    task={data('reach')},\n    batch_size=torch.Size([2]),\n    device=None,\n    is_shared=False)"
-MIXED = {"x": ones(B), "y": ones(B, device="meta")}
 TWO = {"x": ones(B), "n": {"y": ones(B)}}
 IN_META = node({"y": leaf(B, device="meta")}, [B], "meta")
 ON_META = {"n": IN_META, "x": leaf(B, device="meta")}
 IN_SHARED = node({"y": leaf(B, shared=True)}, [B], shared=True)
 IN_SHARED = node({"n": IN_SHARED, "x": leaf(B, shared=True)}, [B], shared=True)
-DTYPES = node({"x": leaf(2, dtype="bool"), "y": leaf(2, dtype="float16")})
 VALUES = node({"l": STACK, "n": data("None"), "s": data("text")}, [B])
 PARAMS = node({"n": node({"b": leaf(3, cls="Parameter")}), "w": leaf(2, cls="Parameter")})
 PARAMS = f"TensorDictParams(params={PARAMS})"
@@ -74,21 +72,16 @@ LAZY = {"l": lazy_stack([TensorDict(a=ones(T))] * B)}
 # a constructor of the container, and its text
 CASES = {
     "sorted": (lambda: TensorDict(z=1, a=2), node({k: leaf(dtype="int64") for k in "az"})),
-    "dtypes": (lambda: TensorDict(x=ones(2).bool(), y=ones(2).half()), DTYPES),
     "parameter": (lambda: TensorDict(b=torch.nn.Parameter(ones(3))), node({"b": parameter(3)})),
     "empty level": (lambda: TensorDict({"e": {}, "x": 1.0}), node({"e": node({}), "x": leaf()})),
     "empty": (lambda: TensorDict({}, [B], device="cpu"), node({}, [B], "cpu")),
     "device": (lambda: TensorDict(TWO, [B], device="meta"), node(ON_META, [B], "meta")),
-    "devices": (lambda: TensorDict(MIXED, [B]), node({"x": leaf(B), "y": ON_META["x"]}, [B])),
     "longer child": (
         lambda: TensorDict(LONG, [B]),
         node({"n": node({"y": leaf(B, T)}, [B, T])}, [B]),
     ),
     "shared": (lambda: TensorDict(TWO, [B]).clone().share_memory_(), IN_SHARED),
-    "lock": (lambda: TensorDict({"x": ones(B)}, [B], lock=True), node({"x": leaf(B)}, [B])),
-    "names": (lambda: TensorDict({"x": ones(B)}, [B], names=["t"]), node({"x": leaf(B)}, [B])),
     "values": (lambda: TensorDict({"s": "text", "n": None, "l": ["u", "v"]}, [B]), VALUES),
-    "a value": (lambda: NonTensorData("x", batch_size=[B]), data("x")),
     **{
         f"lazy along {dim}": (
             lambda dim=dim: stacked(dim),

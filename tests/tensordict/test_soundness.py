@@ -578,6 +578,25 @@ def test_values_of_rows_in_a_compiled_vmap(dims):
 # -------------------------------------------------------------------------- locks and names
 
 
+def test_names_of_everything_nested():
+    for operation in (
+        *(lambda td: td, lambda td: td.clone(), lambda td: td[:1], lambda td: td.split(1)[0]),
+        *(lambda td: torch.cat([td, td]), lambda td: td.gather(0, torch.tensor([0]))),
+        *(lambda td: td.flip(0), lambda td: td.update({"text": "new", "words": ["c", "d"]})),
+        *(lambda td: td.set_non_tensor("more", [1]), lambda td: td.densify()),
+        lambda td: pytree.tree_map(doubled, td),
+    ):
+        inner = TensorDict(text="y", batch_size=[2])
+        members = lazy_stack([TensorDict(b=tensor(3)), TensorDict(b=tensor(3))])
+        td = TensorDict(text="x", words=["a", "b"], inner=inner, rows=members, batch_size=[2])
+        td["pair"] = pair((2,))
+        td.names = ["time"]
+        out = operation(td)
+        assert sound(out) and out.names == ["time"]
+        for key in [*out.keys(), ("inner", "text")]:
+            assert out.get(key).names == ["time"], key
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch's own formulas
 @pytest.mark.parametrize("call", ["update_", "copy_"])
 def test_writes_pass_tangents_on(call):

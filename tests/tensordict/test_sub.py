@@ -318,18 +318,6 @@ def test_tensorclasses():
     assert type(pair.clone()) is Pair and "SubTensorDict" not in repr(pair.clone())
 
 
-def test_parameters_and_unbatched_tensors():
-    params = raffia.TensorDictParams(TensorDict(w=torch.ones(3, 2), batch_size=[3]))
-    rows = rows_of(params, torch.tensor([2, 0]))
-    rows["w"] = torch.zeros(2, 2)
-    assert params["w"].sum() == 2 and isinstance(params["w"], torch.nn.Parameter)
-    td = TensorDict(u=raffia.UnbatchedTensor(torch.ones(5)), a=torch.zeros(3), batch_size=[3])
-    rows = rows_of(td, torch.tensor([2, 0]))
-    assert rows["u"].shape == (5,) and rows.get("u").batch_size == (2,)
-    rows.zero_()
-    assert td["u"].sum() == 0 and repr(rows).startswith("SubTensorDict(")
-
-
 def test_arithmetic_with_rows_of_a_lazy_stack():
     row = TensorDict(a=torch.arange(3.0), n=TensorDict(b=torch.ones(3)), batch_size=[3])
     stack = lazy_stack([row, row + 1, row + 2, row + 3], 0)

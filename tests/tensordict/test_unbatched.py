@@ -60,16 +60,6 @@ def test_operations_on_rows_leave_it_unchanged(name):
         assert torch.equal(entry.as_subclass(Tensor), value)
 
 
-def test_it_is_a_leaf():
-    keys = ["a", "b", ("n", "u"), ("n", "c")]
-    for td in (make(), lazy_stack([make(), make()]), make().lock_()):
-        assert list(td.keys(True, True)) == [key for key, _ in td.items(True, True)] == keys
-        kinds = [type(value) for value in td.values(True, True)]
-        assert kinds == [type(td[key]) for key in keys] == [UnbatchedTensor, Tensor] * 2
-        assert [key for key, _ in td.items(True)] == ["a", "b", *keys[2:], "n"]
-        assert list(td.keys(True, True, sort=True)) == ["a", "b", ("n", "c"), ("n", "u")]
-
-
 def test_rows_share_it_and_stacks_need_equal_ones():
     td = make()
     assert td[0]["a"].data_ptr() == td["a"].data_ptr() == td.view(-1)["a"].data_ptr()
