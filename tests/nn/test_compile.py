@@ -167,8 +167,7 @@ MODULES = {
 
 
 SLOW = """ensembles in a row, probabilistic, selected twice, method, sequence of nested keys,
-    nested keys, sequence inplace False, keyword inputs, nested output, sequence by name,
-    missing input, strict, in place of its input, inplace empty"""
+    nested keys, sequence inplace False, nested output, inplace empty"""
 
 
 @pytest.mark.parametrize("name", slow_among(MODULES, *re.split(r",\s+", SLOW)))

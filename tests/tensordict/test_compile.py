@@ -121,10 +121,9 @@ OF_A_TENSOR = {
 }
 
 
-SLOW = """reshape unlock named_apply parts permute lerp to unsqueeze where index_by_tensors flatten
-    like lock copies masked_fill write_index cat flatten_keys gather context_flatten set_batch_size
-"""
-LAZY = ("lazy", "lazy entries", "lazy apply")
+SLOW = "reshape unlock parts permute to where index_by_tensors lock copies write_index cat "
+SLOW += "flatten_keys context_flatten"
+LAZY = ("lazy", "lazy entries")
 
 
 @pytest.mark.parametrize("name", slow_among(FUNCTIONS, *SLOW.split(), *LAZY))
