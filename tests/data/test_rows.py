@@ -64,21 +64,6 @@ def test_layouts_and_tags():
 # Words
 
 
-def test_bytes_are_packed_side_by_side(version, monkeypatch):
-    empty = torch.empty  # fills new memory, so that unwritten bytes show
-    monkeypatch.setattr(torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(-1))
-    a = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
-    b = torch.tensor([True, False])
-    c = torch.tensor([[1.5], [-2.5]])
-    words = packed([a, b, c])
-    assert words.shape == (2, 2) and words.dtype == torch.int64
-    expected = [
-        padded_bytes(b"\1\0\2\0", b"\1", b"\0\0\xc0\x3f"),
-        padded_bytes(b"\3\0\4\0", b"\0", b"\0\0\x20\xc0"),
-    ]
-    assert [row.numpy().tobytes() for row in words] == expected
-
-
 def test_words_and_back(version):
     draw = random.Random(0)
     generator = torch.Generator().manual_seed(0)

@@ -143,14 +143,6 @@ def test_weights_by_the_batch_rule_equal_efficientzero_s(case, monkeypatch):
     assert torch.allclose(weight, expected, rtol=2e-5, atol=1e-6) == is_equal
 
 
-def test_the_weights_of_equal_priorities_are_exactly_one():
-    sampler = PrioritizedSampler(100, alpha=0.7, beta=0.9)
-    sampler.added(range(60))
-    sampler.update_priority(torch.arange(40), 1.0)
-    sampler.added(range(60, 100))
-    assert set(sampler.draw(500, range(100)).info["priority_weight"].tolist()) == {1.0}
-
-
 def test_a_changed_alpha_applies_to_all_items():
     sampler = prioritized_sampler([1.0, 16.0, 81.0], alpha=0.5, stratified=True)
     sampler.alpha = 0.25

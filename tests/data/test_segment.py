@@ -155,17 +155,6 @@ def test_windows_of_any_length_end_at_the_last_known_step(end):
             assert window["reward"][i].count_nonzero() == min(length, 5 - start)
 
 
-# -------------------------------------------------------------------------------- priorities
-
-
-def test_with_replacement_none_starts_differ_if_there_are_enough():
-    buffer = make(alpha=1.0, beta=1.0, replacement=None)
-    buffer.extend(steps_of(4, end="terminated"))
-    assert len(buffer.sample(9)["index"]) == 9
-    for _ in range(20):  # a single draw gives different ones once in ten times
-        assert len(buffer.sample(4)["index"].unique()) == 4
-
-
 # --------------------------------------------------------------------------- reading and writing
 
 

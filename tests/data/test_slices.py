@@ -120,20 +120,6 @@ def test_episodes_are_separated_by_torchrl_s_keys(key, starts, with_done):
 # ------------------------------------------------------------------- slices without replacement
 
 
-@pytest.mark.parametrize("key", [{}, {"traj_key": "episode"}])
-def test_an_epoch_has_one_slice_of_each_episode(key):
-    buffer = without_replacement(slice_len=3, **key)
-    buffer.extend(episodes(5, 3, 2, 4, 6, 7))  # the third is too short
-    starts = set()
-    for _ in range(60):
-        batches = list(buffer)
-        assert [len(batch) for batch in batches] == [6, 6, 3]
-        slices = checked(torch.cat(batches), 3)
-        assert sorted(slices["episode"][:, 0].tolist()) == [0, 1, 3, 4, 5]
-        starts |= set(slices["index"][:, 0].tolist())
-    assert starts == {0, 1, 2, 5, 10, 11, 14, 15, 16, 17, 20, 21, 22, 23, 24}
-
-
 def test_batches_of_an_epoch():
     buffer = without_replacement(slice_len=3, drop_last=True, shuffle=False)
     buffer.extend(episodes(5, 3, 4))

@@ -10,7 +10,7 @@ from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import play_episodes, play_members
-from tests.train.envs import by_observation, counts
+from tests.train.envs import RecordingActor, by_observation, counts
 
 
 def test_a_weak_player_loses_a_strong_one_wins_and_the_first_player_alternates():
@@ -51,6 +51,14 @@ def test_lengths_limits_and_stops():
     assert play(num_episodes=3, stop=iter([False, False, True]).__next__) is None
     settings = {"num_episodes": 3, "seed": 0, "stop": lambda: True}
     assert play_members(counts(2), of_member, [0], **settings) is None
+
+
+def test_actors_get_stacks_as_when_collecting():
+    actor = RecordingActor()
+    play_episodes(counts(1), actor, num_episodes=2, seed=0, frame_stack=3)
+    assert (actor.observations[0] - actor.observations[0][:, :1]).flatten().tolist() == [0, 0, 0]
+    assert (actor.observations[2] - actor.observations[2][:, :1]).flatten().tolist() == [0, 1, 2]
+    assert (actor.observations[4] - actor.observations[4][:, :1]).flatten().tolist() == [0, 0, 0]
 
 
 def test_episodes_can_be_watched():

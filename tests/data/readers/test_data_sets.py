@@ -111,13 +111,6 @@ def as_d4rl(folder, **changes):
 WRITERS = [as_parquet, as_json_steps, as_hugging_face, as_arrow_file, as_d4rl]
 
 
-@pytest.mark.parametrize("write", WRITERS)
-def test_missing_entries_are_completed(write, tmp_path):
-    episodes = write(tmp_path)
-    check_completed(episodes)
-    check_completed(episodes)  # as often as one likes
-
-
 FILE_OF = {as_hugging_face: "", as_json_steps: "data.jsonl", as_d4rl: "data.hdf5"}
 FILE_OF |= {as_parquet: "", as_arrow_file: "data.arrow"}
 
