@@ -160,19 +160,3 @@ def test_errors_name_the_row():
     game.reset(torch.tensor([1]), torch.tensor([1]))
     with pytest.raises(RuntimeError, match=r"reset\(seeds, rows=torch.tensor\(\[0\]\)\)"):
         game.step(torch.tensor([8, 8]))
-
-
-@pytest.mark.parametrize("kind", [TicTacToe, Connect4])
-def test_a_picture_shows_the_stones(kind):
-    game = kind(2)
-    play(game, [3, 4])
-    picture = game.render(1)
-    assert picture.dtype == torch.uint8 and picture.shape == (48 * game.rows, 48 * game.columns, 3)
-    game.reset(torch.tensor([0]), torch.tensor([0]))
-    changed = (picture != game.render(0)).any(-1).unflatten(0, (game.rows, 48))
-    cells = changed.unflatten(-1, (game.columns, 48)).any(1).any(-1)
-    row = 1 if kind is TicTacToe else 5
-    column = [0, 1] if kind is TicTacToe else [3, 4]
-    assert cells.nonzero().tolist() == [[row, column[0]], [row, column[1]]]
-    colours = {tuple(pixel) for pixel in picture.flatten(0, 1).tolist()}
-    assert set(game.colours) <= colours

@@ -83,15 +83,6 @@ def test_episode_limits_and_num_envs_apply_to_all_kinds(name):
     assert isinstance(raised, SerialBatch) and raised.envs[0].gym.spec.max_episode_steps == 700
 
 
-def test_frames_are_rendered_only_on_request():
-    pytest.importorskip("pygame")
-    config = EnvConfig(id="CartPole-v1", num_envs=1)
-    for render in (True, False):
-        batch = make_env(config, render=render)
-        batch.reset(torch.tensor([0]))
-        assert (batch.render(0) is not None) == render
-
-
 def test_atari_shows_whole_games_when_evaluated():
     pytest.importorskip("ale_py")
     config = EnvConfig(id="atari/breakout", num_envs=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from raffia.envs.env import Box, Discrete, Env
+from raffia.envs.env import Discrete, Env
 from raffia.envs.gym import GymEnv, made
 
 
@@ -185,27 +185,6 @@ class Masked(ShownEnv):
         return *super().step(action)[:4], self.marks[1]
 
 
-def test_box_actions_are_flattened_and_clipped_to_their_bounds():
-    low, high = np.array([[-1, 0.1], [-2, -3]]), np.array([[1, 2], [0, 5]])
-    inner = ShownEnv(action_space=spaces.Box(low, high, dtype=np.float64))
-    env = GymEnv(inner)
-    assert env.spec.action == Box((-1.0, 0.1, -2.0, -3.0), (1.0, 2.0, 0.0, 5.0))
-    env.reset(0)
-    env.step(torch.tensor([0.5, 1.5, -1.0, 4.0]))
-    assert inner.taken.tolist() == [[0.5, 1.5], [-1, 4]] and inner.taken.dtype == np.float64
-    env.step(torch.tensor([1.0, 0.1, 0.0, 5.0]) - 1e-6)  # a rounding below 0.1
-    assert inner.taken[0, 1] == 0.1
-
-
-@pytest.mark.parametrize("ends", [(False, False), (True, False), (False, True), (True, True)])
-def test_an_episode_is_terminated_or_truncated_but_not_both(ends):
-    env = GymEnv(ShownEnv(ends=ends))
-    env.reset(0)
-    after = env.step(torch.tensor(0))
-    flags = bool(after["terminated"]), bool(after["truncated"])
-    assert flags == (ends[0], ends[1] and not ends[0])
-
-
 def test_episodes_and_limits_equal_gymnasiums_of_the_same_seed():
     env, theirs = GymEnv("CartPole-v1"), gymnasium.make("CartPole-v1")
     assert isinstance(env, Env) and env.gym.spec.max_episode_steps == 500
@@ -222,16 +201,3 @@ def test_episodes_and_limits_equal_gymnasiums_of_the_same_seed():
     assert cut == [False, False, True]
     with pytest.raises(ValueError, match="_steps and render can only be given with an id"):
         GymEnv(ShownEnv(), max_episode_steps=3)
-
-
-def test_large_seeds_are_reduced_and_stay_distinct():
-    inner = ShownEnv()
-    env = GymEnv(inner)
-    used = []
-    for seed in (7, 2**31 - 1, 2**31, 2**32 + 7, 2**63 - 1):
-        env.reset(seed)
-        used.append(inner.seed)
-    assert used[:2] == [7, 2**31 - 1]
-    assert len(set(used)) == 5 and all(0 <= seed < 2**31 for seed in used)
-    env.reset(2**32 + 7)
-    assert inner.seed == used[3]

@@ -66,17 +66,6 @@ def test_moves_are_drawn_from_the_generator_alone():
         assert torch.equal(counts, again)
 
 
-# cells are bits `7 * column + height` in connect4, and `row * 7 + column` in the board
-def to_bits(rows_of_text: list[str]) -> tuple[int, int]:
-    own = other = 0
-    for row, line in enumerate(rows_of_text):
-        for column, sign in enumerate(line):
-            bit = 1 << 7 * column + len(rows_of_text) - 1 - row
-            own |= bit * (sign == "x")
-            other |= bit * (sign == "o")
-    return own, other
-
-
 def cells_of(word: int) -> set[tuple[int, int]]:
     return {(bit // 7, bit % 7) for bit in range(49) if word >> bit & 1}
 
@@ -160,18 +149,6 @@ def test_the_end_of_the_game_is_played_perfectly():
         assert all(truth[column] == found for column in chosen)
         values.add(found)
     assert values == {-1, 0, 1}
-
-
-def test_it_looks_ahead_to_the_given_depth():
-    def scores_of(text, depth):
-        return RuleConnect4(depth=depth, exact_below=0).scores(*to_bits(text))
-
-    assert max(scores_of(["..xx..."], depth=1)) < connect4.WIN
-    # a third stone beside two makes a row that is open at both ends
-    scores = scores_of(["..xx..."], depth=3)
-    assert max(scores) == connect4.WIN + 40 - 3
-    assert [column for column in range(7) if scores[column] > connect4.WIN] == [1, 4]
-    assert max(scores_of(["..xx...", "..oo..."], depth=1)) < connect4.WIN
 
 
 def test_plain_python_and_compiled_code_agree(monkeypatch):

@@ -1,6 +1,5 @@
 """The environment factories here can be imported in any process: Raffia's and Gymnasium's."""
 
-import math
 import os
 import signal
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import time
 from functools import partial
 
-import gymnasium
 import pytest
 import torch
 
@@ -23,10 +21,6 @@ from tests.processes import are_gone, living, wait_for
 
 CARTPOLE = partial(GymEnv, "CartPole-v1")
 PENDULUM = partial(GymEnv, "Pendulum-v1", max_episode_steps=5)
-# Rewards of Pendulum are negative: this one raises in its first step.
-RAISES = partial(
-    GymEnv, gymnasium.wrappers.TransformReward(gymnasium.make("Pendulum-v1"), math.sqrt)
-)
 
 
 @pytest.fixture
@@ -149,16 +143,6 @@ def test_an_unexpected_end_in_a_fast_forward_names_its_row(workers):
             each.fast_forward(seeds[:1], [torch.zeros(2, 3)], rows[:1])
 
 
-def test_ended_and_unstarted_rows_are_still_so_after_a_restart(workers):
-    batch = workers([PolicyProbe] * 3, 1)
-    batch.reset(torch.tensor([0, 1]), torch.tensor([0, 1]))
-    batch.step(torch.tensor([1]), torch.tensor([0]))
-    os.kill(processes(batch)[0].pid, signal.SIGKILL)
-    batch.step(torch.tensor([1]), torch.tensor([1]))
-    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\] have no running episode"):
-        batch.step(torch.tensor([0, 0, 0]))
-
-
 def test_without_restarts_a_death_is_an_error_and_closes_the_batch(workers):
     batch = workers([CARTPOLE] * 3, 2, max_restarts=0)
     batch.reset(torch.arange(3))
@@ -173,20 +157,6 @@ def test_without_restarts_a_death_is_an_error_and_closes_the_batch(workers):
         batch.reset(torch.arange(3))
     with pytest.raises(ValueError, match="process object is closed"):
         left.is_alive()  # its exit was noticed
-
-
-def test_an_exception_arrives_with_its_row_and_its_text(workers):
-    pendulum = partial(GymEnv, "Pendulum-v1")
-    batch = workers([pendulum] * 3 + [RAISES, pendulum], 2)
-    batch.reset(torch.arange(5))
-    with pytest.raises(WorkerError, match=r"row 3 \(worker 1\): ValueError: (?s:.*)in step_row"):
-        batch.step(torch.zeros(5, 1))
-    with pytest.raises(RuntimeError, match=r"rows \[3\] have no running episode"):
-        batch.step(torch.zeros(5, 1))
-    rows = torch.tensor([0, 1, 2, 4])
-    assert batch.step(torch.zeros(4, 1), rows)["reward"].shape == (4,)  # the others go on
-    batch.reset(torch.tensor([1]), torch.tensor([3]))
-    assert batch.num_restarts == 0
 
 
 NO_SUCH = partial(GymEnv, "NoSuchEnv-v0")

@@ -40,34 +40,6 @@ def test_a_page_has_all_parts_of_a_run_and_is_self_contained(tmp_path):
     assert len(text) < 1_500_000
 
 
-def test_several_runs_are_grouped_by_configuration_with_a_legend(tmp_path):
-    runs = [
-        write_run(tmp_path / f"a{seed}", brief_rows(seed=seed), config(seed)) for seed in (0, 1, 2)
-    ]
-    other = config(3, simulations=50)
-    runs += [write_run(tmp_path / "b", brief_rows(seed=3, speed=20.0), other)]
-    text = report(*runs)
-    page = Page(text)
-    for part in [
-        "4 runs in 2 configurations",
-        "num_simulations=25 (3 runs)",
-        "num_simulations=50 (1 run)",
-        "interquartile mean",
-        "2,000 draws",
-        "Differences between the configurations",
-        "search.num_simulations",
-    ]:
-        assert part in page.text, part
-    assert text.count('class="episode"') == 2  # one of each configuration
-    assert "var(--c1)" in text
-    assert (tmp_path / "report.html").is_file()
-    text = Page(report(*runs[:3])).text
-    assert re.search(r"best mean return \d+(\.\d)? median; \d", text)
-    assert "wall time 3 min 20 s median; 3 min 20 s to 3 min 20 s" in text
-    assert "cartpole (3 runs) single run 95 % interval training episode" in text
-    assert "single run" not in Page(report(runs[0])).text
-
-
 pytest.importorskip("matplotlib")
 
 
@@ -122,16 +94,6 @@ def test_empty_columns_are_left_out(tmp_path):
     )
     text = Page(report(*runs, another)).text
     assert "to target" in text and "not reached" in text and "restarts" in text
-
-
-def test_figures_take_their_colours_from_the_page(tmp_path):
-    text = report(write_run(tmp_path / "run", brief_rows(), config(), extras=False))
-    style, body = text.split("</style>", 1)
-    used = set(re.findall(r"var\(--(\w+)\)", body))
-    dark = style.split("prefers-color-scheme:dark", 1)[1]
-    assert {"c0", "ink", "muted", "grid"} <= used
-    assert all(f"--{tone}:" in style and f"--{tone}:" in dark for tone in used)
-    assert re.findall(r"(?:fill|stroke): #", body) == []
 
 
 def test_key_figures(tmp_path):

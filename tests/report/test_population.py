@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raffia.report import summarise, write_report
+from raffia.report import write_report
 from raffia.report.folder import read_run
 from raffia.report.lineage import read_lineage
 from tests.marks import slow_among
 
-from .made_runs import brief_rows, config, write_run
+from .made_runs import config, write_run
 
 pytest.importorskip("matplotlib")
 
@@ -168,29 +168,6 @@ def test_the_tree_shows_fitness_and_changes_of_each_member(page):
     assert sorted(faint) == ["c0", "c1"]  # and from member 0; no line starts at 2 and 3
 
 
-def test_changes_of_networks_are_named_by_their_purpose(tmp_path):
-    rows = generations()
-    first = [
-        ("none", ""),
-        ("activation", "dynamics_network.fc_reward_head: relu -> silu"),
-        ("architecture", "prediction_network.fc_policy_head.net: layer 1 more"),
-        ("architecture", "mine.inner: 16 nodes less in layer 0"),
-    ]
-    last = [("none", ""), ("none", ""), ("activation", "q1: elu -> gelu")]
-    last += [("architecture", "v: one layer stays")]
-    for row, changes in ((rows[2], first), (rows[4], last)):
-        row["kinds"], row["changes"] = map(list, zip(*changes, strict=True))
-    tree = tree_of(page_of(tmp_path, rows, settings_of()))
-    for part in [
-        "; activation of the head of the value prefix: relu → silu<",
-        "; the policy head: layer 1 more<",
-        "; mine.inner: 16 nodes less in layer 0<",
-        "; activation of head Q1: elu → gelu<",
-        "; head V: one layer stays<",
-    ]:
-        assert part in tree, part
-
-
 def marked_circles(tree):
     return [
         circle for circle in re.findall(r"<circle.*?</circle>", tree) if "var(--paper)" in circle
@@ -242,17 +219,6 @@ def test_long_runs_are_thinned_and_lines_keep_their_ends(tmp_path):
     assert len(section(text)) < 150_000
 
 
-def test_names_are_escaped(tmp_path):
-    rows = generations()
-    for row in rows:
-        if row["kind"] == "generation":
-            row["hyper"]["<b>&"] = [1.0, 2.0, 3.0, 40.0]
-            row["changes"][2] = "<i>odd</i> 1 -> 2"
-    text = section(page_of(tmp_path, rows, settings_of()))
-    assert "<b>&" not in text.replace("<b>&lt;b&gt;&amp;", "") and "<i>odd" not in text
-    assert "&lt;i&gt;odd&lt;/i&gt; 1 → 2" in text
-
-
 DAMAGED = [
     ("parents", [0, 1], f"parents {FOUR}"),
     ("parents", [0, 1, 2, 4], f"parents {FOUR}"),
@@ -288,29 +254,6 @@ def test_missing_entries_and_damaged_evaluations_are_noted(tmp_path):
     assert all(f"generation: {name} is no" in noted for name in ("fitness", "kinds", "hyper"))
     assert "evaluate: members is not a list of 4, and was left out in 1 row, first at" in noted
     assert "The best is member 4" in words(section(text))
-
-
-def test_after_a_lost_generation_members_are_matched_by_number(tmp_path):
-    rows = generations()
-    del rows[2]
-    text = page_of(tmp_path, rows, settings_of())
-    titles = re.findall(r"<title>(.*?)</title>", tree_of(text))
-    assert "member 1, generation 1; fitness 8.00; unchanged" in titles
-    assert "member 4, generation 1; fitness 11.00" in titles  # its parent is not known
-    assert "The best is member 6, a descendant of member 4." in words(section(text))
-
-
-def test_several_populations_are_each_named(tmp_path):
-    runs = []
-    for name, size in (("a", 4), ("b", 4), ("one", 1)):
-        settings = settings_of(size) | {"seed": 3 if size == 4 else 0, "name": name}
-        rows = generations() if size == 4 else brief_rows(evaluations=2)
-        runs.append(write_run(tmp_path / name, rows, settings, extras=False))
-    text = section(write_report(runs).read_text())
-    assert "a: Lineage" in text and "b: Lineage" in text and "one: " not in text
-    assert summarise(runs[0]).best_return == 14.25
-    alone = write_report(runs[2:]).read_text()
-    assert "Population" not in alone and "Of a population" not in alone
 
 
 anything = st.recursive(

@@ -6,27 +6,13 @@ import sys
 
 import pytest
 
-from raffia.report import RunSummary, find_runs, summarise
+from raffia.report import find_runs, summarise
 from raffia.report.episodes import best_recording, read_evaluations
 from raffia.report.folder import read_run
 from raffia.report.groups import differing, grouped
-from raffia.report.rows import key_rows, read_rows
+from raffia.report.rows import read_rows
 
 from .made_runs import GIF, brief_rows, config, rows, write_run
-
-
-def test_a_summary(tmp_path):
-    all_rows = rows(seed=4, resumed_at=3000)
-    run = write_run(tmp_path / "run", all_rows, config(4))
-    means = [row["mean_return"] for row in all_rows if row["kind"] == "evaluate"]
-    known = {"state": "finished", "preset": "cartpole", "env": "CartPole-v1", "seed": "4"}
-    ends = {"last_return": means[-1], "best_return": max(means)}
-    counts = {"env_step": 6000, "update": 5600, "seconds": 200.0}
-    assert summarise(run) == RunSummary(folder=run, **known, **ends, **counts)
-    some, _ = key_rows(run / "metrics.jsonl")  # it reads few rows
-    every, _ = read_rows(run / "metrics.jsonl")
-    kinds = ("start", "resume", "evaluate", "end")
-    assert some == [row for row in every if row["kind"] in kinds]
 
 
 def test_states(tmp_path):

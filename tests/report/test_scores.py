@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from raffia.report.folder import Run
 from raffia.report.groups import grouped
@@ -33,11 +32,6 @@ def test_the_best_configuration_is_first_by_its_newest_evaluations():
     assert (first.best, second.best) == (14.0, 90.0)
 
 
-def test_of_losses_the_least_is_first():
-    runs = [run("a", 0.1, 0, 3.0, 2.0, loss=True), run("b", 0.2, 0, 3.0, 1.0, loss=True)]
-    assert [score.last for score in scores(grouped(runs))] == [1.0, 2.0]
-
-
 def test_runs_without_an_evaluation_do_not_count():
     runs = [run("a", 0.1, 0, 3.0), run("b", 0.1, 1), run("c", 0.2, 0)]
     [only] = scores(grouped(runs))
@@ -64,8 +58,3 @@ def test_each_number_is_in_its_column():
     assert shown["95 % interval"] == "20.00 to 21.00"
     shown = columns(head(grouped(runs)))
     assert (shown["seed"], shown["best return"], shown["last return"]) == ("0", "90", "10")
-
-
-@pytest.mark.parametrize("runs", [[], [run("a", 0.1, 0, 3.0)]])
-def test_a_single_run_has_no_ranking(runs):
-    assert ranking(grouped(runs)) == ""

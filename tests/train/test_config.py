@@ -72,7 +72,7 @@ outers = st.builds(
 
 
 @given(outers)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_configs_round_trip_through_json(config):
     text = json.dumps(to_json(config), allow_nan=False)
     assert from_json(Outer, json.loads(text)) == config
