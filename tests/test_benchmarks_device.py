@@ -27,6 +27,7 @@ from benchmarks.device_tests import MARK, Outcome
 from raffia import TensorDict
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.planning import Planner
+from tests.marks import slow_among
 from tests.nn.test_cudagraphs import Twin
 
 ROOT = Path(__file__).parents[1]
@@ -207,7 +208,9 @@ def test_precision_is_restored():
     assert [backend.allow_tf32 for backend in backends] == before
 
 
-@pytest.mark.parametrize("subject", device_constants.SUBJECTS)
+@pytest.mark.parametrize(
+    "subject", slow_among(device_constants.SUBJECTS, "tower, forward and backward")
+)
 def test_graphs_are_warmed_up_recorded_and_replayed(subject, monkeypatch):
     """With a twin of the GPU, which runs on the CPU."""
     twin = Twin()

@@ -156,7 +156,12 @@ def test_draws_depend_only_on_the_seed_and_the_number_of_the_call():
 
 @pytest.mark.parametrize(
     ("kind", "net"),
-    [("no_mutation", {}), ("architecture", SEPARATE), ("parameters", {}), ("rl_hp", SEPARATE)],
+    [
+        pytest.param("no_mutation", {}, marks=pytest.mark.slow),
+        ("architecture", SEPARATE),
+        ("parameters", {}),
+        pytest.param("rl_hp", SEPARATE, marks=pytest.mark.slow),
+    ],
 )
 def test_ilql_agents_are_selected_mutated_and_cloned(kind, net, tmp_path):
     """In AgileRL both raise; a clone has no optimiser state, and fails after a mutation."""

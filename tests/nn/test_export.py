@@ -1,6 +1,7 @@
 """torch.export of keyed modules, called with tensors or with a container."""
 
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -71,6 +72,7 @@ def same(module, args=(), kwargs=None, **options):
 
 
 both = pytest.mark.parametrize("strict", [False, True])
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @both
@@ -78,9 +80,9 @@ both = pytest.mark.parametrize("strict", [False, True])
     "make",
     [
         chain,
-        lambda: chain(inplace="empty"),
-        lambda: chain(selected_out_keys=["y"]),
-        lambda: TensorDictModuleWrapper(chain()),
+        slow(lambda: chain(inplace="empty")),
+        slow(lambda: chain(selected_out_keys=["y"])),
+        slow(lambda: TensorDictModuleWrapper(chain())),
         lambda: symbolic_trace(chain()),
     ],
 )

@@ -21,6 +21,7 @@ from raffia.nn import ProbabilisticTensorDictModule as Prob
 from raffia.nn import ProbabilisticTensorDictSequential as Seq
 from raffia.nn import TensorDictModule as Mod
 from raffia.nn.distributions import NormalParamExtractor
+from tests.marks import slow_among
 
 B, T = 2, 3
 
@@ -363,7 +364,7 @@ def compiled(module, **options):
     return torch.compile(module, **{"backend": "eager", "fullgraph": True, **options})
 
 
-@pytest.mark.parametrize("kind", ["random", "deterministic"])
+@pytest.mark.parametrize("kind", slow_among(["random", "deterministic"], "deterministic"))
 def test_compiled_in_one_graph(kind):
     seq = policy(kind)
     out, expected = compiled(seq)(inputs()), seq(inputs())

@@ -31,7 +31,7 @@ from tests.recipes.runs import Quiet, same, short, terminate, with_all
 def other(tmp_path_factory):
     """A run with another seed, to start from."""
     folder = tmp_path_factory.mktemp("other") / "run"
-    train(short(120, seed=5), folder, view=Quiet())
+    train(short(60, seed=5), folder, view=Quiet())
     return folder
 
 
@@ -52,17 +52,17 @@ def first_state(config, folder):
 def test_a_run_starts_with_another_run_s_weights_and_resumes_without_it(other, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(other, source)
-    config = short(init_from=str(source))
+    config = short(80, init_from=str(source))
     state, theirs = first_state(config, tmp_path), find_checkpoint(other, "best").tensors("state")
     assert same(weights_of(state), weights_of(theirs)) and same(state["target"], weights_of(state))
-    fresh = first_state(short(), tmp_path)
+    fresh = first_state(short(80), tmp_path)
     assert not same(weights_of(fresh), weights_of(state))
     assert same(state.exclude("params", "buffers", "target"), fresh.select("opt", "hyper", "step"))
 
     view = Quiet()
     train(config, tmp_path / "straight", view=view)
     assert f"starting with the weights in {source}" in view.messages
-    train(config, tmp_path / "run", view=Quiet({20: terminate}))
+    train(config, tmp_path / "run", view=Quiet({5: terminate}))
     shutil.rmtree(source)
     view = Quiet()
     assert resume(tmp_path / "run", view=view).reason == "finished"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from raffia.search import RecurrentOutput, RootOutput, gumbel_policy, muzero_policy
+from tests.marks import slow_among
 
 from . import tictactoe
 from .table import BACKENDS
@@ -96,7 +97,7 @@ def test_no_losing_move_is_picked_in_any_position_of_tictactoe():
     assert mistakes(plan("muzero", boards, 50).action, worth)[0] > 20
 
 
-@pytest.mark.parametrize("empty", [4, 5, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("empty", slow_among([4, 5, 7], 5, 7))
 def test_no_losing_move_with_gumbel_or_transpositions(empty):
     boards, worth = by_empty_squares()[empty]
     assert mistakes(plan("gumbel", boards, ENOUGH[empty]).action, worth)[0] == 0

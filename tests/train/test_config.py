@@ -22,6 +22,7 @@ from raffia.train.config import (
     setting_names,
     to_json,
 )
+from tests.marks import slow_among
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +258,7 @@ def comments(kind, prefix=""):
                 above = []
 
 
-@pytest.mark.parametrize("name", ["efficientzero", "ilql"])
+@pytest.mark.parametrize("name", slow_among(["efficientzero", "ilql"], "ilql"))
 def test_each_setting_has_its_own_comment_which_its_help_shows(name, capsys):
     config = ALGORITHMS[name].config
     text = help_of(config(), capsys)
