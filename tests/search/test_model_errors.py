@@ -148,6 +148,24 @@ def test_an_embedding_of_another_kind_is_refused(embedding, match, backend):
         run(model=spoiled(change, at=2), backend=backend)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, dict])
+def test_an_entry_too_many_is_refused_wherever_it_is(kind):
+    def embedding(num):
+        inner = [torch.zeros(B)] * num
+        return {"a": dict(enumerate(inner)) if kind is dict else kind(inner), "b": torch.zeros(B)}
+
+    def model(embedding_of_rows, action):
+        rows = len(action)
+        output = RecurrentOutput(torch.zeros(rows), torch.zeros(rows), torch.zeros(rows, A))
+        return output, embedding(given)
+
+    given = 2
+    run(root(embedding=embedding(2)), model)
+    given = 3
+    with pytest.raises(ValueError, match="structures differ"):
+        run(root(embedding=embedding(2)), model)
+
+
 def test_a_tensordict_that_lacks_an_entry():
     here = TensorDict(a=torch.zeros(B), b=torch.zeros(B), batch_size=[B])
 

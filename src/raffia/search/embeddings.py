@@ -31,6 +31,7 @@ class Embeddings:
         self._template, self._kind = embedding, _kind(embedding)
         self._batch, self._rows = batch, rows
         self._spec: Any = None  # of a container other than a TensorDict
+        self._num_entries = _num_entries(embedding)
         if isinstance(embedding, TensorCollection):
             entries = {unravel_key_to_tuple(key): leaf for key, leaf in embedding.items(True, True)}
             if len(embedding.filter_non_tensor_data().keys()) != len(embedding.keys()):
@@ -107,7 +108,7 @@ class Embeddings:
             with suppress(AttributeError, LookupError, TypeError):
                 if self._spec is None:
                     leaves = [container.get(path, None) for path in self._paths]
-                elif not isinstance(container, dict) or len(container) == len(self._template):
+                elif _num_entries(container) == self._num_entries:
                     leaves = [pytree.key_get(container, path) for path in self._paths]
         if leaves is None:
             raise ValueError(
@@ -216,6 +217,15 @@ class Embeddings:
 def _key(path: tuple[Any, ...]) -> tuple[Any, ...]:
     """The key of an entry: of names, or of what `pytree` has for keys, indices and fields."""
     return tuple(getattr(x, "key", getattr(x, "idx", getattr(x, "name", x))) for x in path)
+
+
+def _num_entries(container: Any) -> int:
+    """The number of entries of a dict, a tuple or a list, nested ones included; else 1."""
+    if isinstance(container, dict):
+        container = container.values()
+    elif not isinstance(container, tuple | list):
+        return 1
+    return sum([_num_entries(entry) for entry in container])
 
 
 def _kind(container: Any) -> type:
