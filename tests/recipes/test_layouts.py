@@ -332,7 +332,7 @@ def test_two_layouts_are_the_same_run(_, config, first, second, tmp_path):
 HALVES = {"batch_size": 4, "num_micro_batches": 2}
 OF_TWO = {"population": PopulationConfig(size=2, spread=3.0)}
 LANGUAGE = [
-    case("lora", HALVES, fast=True, num_micro_batches=1, **layout(learners=2)),
+    case("lora", HALVES, num_micro_batches=1, **layout(learners=2)),
     case("lora", HALVES | OF_TWO, fast=True, **layout(members=2)),
     case("lora", {"evaluate__num_episodes": 4}, **layout("process", evaluators=1)),
 ]

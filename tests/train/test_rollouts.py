@@ -16,6 +16,7 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.ledger import Ledger, rows_of
 from raffia.train.rollouts import Schedule
+from tests.marks import slow_among
 
 SCHEDULES = {
     "rollout_size": st.integers(1, 40),
@@ -79,7 +80,9 @@ ENVS = [
 ]
 
 
-@pytest.mark.parametrize(("env_id", "config"), ENVS, ids=[name for name, _ in ENVS])
+@pytest.mark.parametrize(
+    ("env_id", "config"), slow_among(ENVS, ENVS[-1]), ids=[name for name, _ in ENVS]
+)
 def test_a_ledger_has_the_collector_s_state(env_id, config):
     if env_id.startswith("atari"):
         pytest.importorskip("ale_py")

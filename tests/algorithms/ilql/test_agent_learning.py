@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from raffia.algorithms.ilql import ILQL
 from raffia.lm.lora import add_lora
 from raffia.tensordict import DamagedFileError
+from tests.marks import slow_among
 
 from .agents import data, rows, same, small_agent, tensors_of, with_loss
 
@@ -48,7 +49,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_among(KINDS, "rotary", "one head", "signs", "decayed"))
 def test_saved_and_cloned_agents_continue_bit_for_bit(tmp_path, kind):
     """In AgileRL the optimiser is empty after loading."""
     agent = small_agent(**KINDS[kind])
