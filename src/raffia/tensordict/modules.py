@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, overload
 
 import torch
@@ -195,9 +195,8 @@ def from_modules(
         td = kinds.stack([from_module(cls, m, use_state_dict=True) for m in modules], 0)
     else:
         size = torch.Size((len(modules),))
-        trees = [_tree(cls._plain, module, True) for module in modules]
         with torch.no_grad() if not expand_identical else contextlib.nullcontext():
-            td = cls._plain._make(_stacked(cls._plain, trees, size, expand_identical), size)
+            td = cls._plain._make(_stacked(cls._plain, modules, size, expand_identical, ""), size)
     if as_module:
         td = kinds.TensorDictParams(td, no_convert=True)
     return td.lock_() if lock else td
@@ -208,21 +207,54 @@ def _is_lazy(module: Any) -> bool:
 
 
 def _stacked(
-    plain: Any, rows: list[Entries], size: torch.Size, expand: bool, path: str = ""
+    plain: Any, modules: Sequence[nn.Module], size: torch.Size, expand: bool, path: str
 ) -> Entries:
-    """Stacks of the tensors and containers under each name, over the entries of all modules."""
+    """Stacks of the tensors and containers under each name, over all modules."""
+    first = modules[0]
+    if isinstance(first, Node):
+        return _stacked_params(modules, size)
     entries: Entries = {}
-    for name in dict.fromkeys([name for row in rows for name in row]):
-        values = [row.get(name) for row in rows]
-        if len({None if value is None else isinstance(value, Node) for value in values}) > 1:
-            raise _structure_mismatch(path + name, expand)
-        if isinstance(values[0], Node):
-            nodes: list[Any] = values
-            below = [node._entries() for node in nodes]
-            nested = _stacked(plain, below, size, expand, f"{path}{name}.")
-            entries[name] = plain._make(nested, size + nodes[0]._batch_size)
+    for store in ("_parameters", "_buffers"):
+        stores = [getattr(module, store) for module in modules]
+        for name, value in stores[0].items():
+            values = [s.get(name) for s in stores]
+            if value is not None and all([v is not None for v in values]):
+                entries[name] = _stack_leaves(values, expand, path + name)
+            elif any([v is not None for v in values]):
+                raise _structure_mismatch(path + name, expand)
+        for other in stores[1:]:
+            if len(other) != len(stores[0]):
+                raise _structure_mismatch(
+                    path + str(sorted(other.keys() ^ stores[0].keys())), expand
+                )
+    children = [module._modules for module in modules]
+    for name, child in children[0].items():
+        below: list[Any] = [c.get(name) for c in children]
+        if child is None or any([b is None for b in below]):
+            if any([b is not None and (b.state_dict()) for b in below]):
+                raise _structure_mismatch(path + name, expand)
+            continue
+        nested = _stacked(plain, below, size, expand, f"{path}{name}.")
+        if nested:
+            entries[name] = plain._make(nested, size)
+    for other in children[1:]:
+        for name in other.keys() - children[0].keys():
+            extra = other[name]
+            if extra is not None and extra.state_dict():
+                raise _structure_mismatch(path + name, expand)
+    return entries
+
+
+def _stacked_params(modules: Sequence[Any], size: torch.Size) -> Entries:
+    """Stacks of the entries under each name, for `TensorDictParams` and the nodes in them."""
+    entries: Entries = {}
+    for name, value in modules[0]._entries().items():
+        values = [module._get_str(name) for module in modules]
+        if isinstance(value, Node):
+            below = _stacked_params(values, size)
+            entries[name] = value._plain._make(below, size + value._batch_size)
         else:
-            entries[name] = _stack_leaves(values, expand, path + name)
+            entries[name] = _stack_leaves(values, False, name)
     return entries
 
 
