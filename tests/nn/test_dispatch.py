@@ -207,29 +207,3 @@ def test_errors(row):
     wrong, kind, match = ERRORS[row]
     with pytest.raises(kind, match=match or None):
         wrong()
-
-
-# --- make_tensordict ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "kwargs, shape",
-    [
-        ({}, ()),
-        ({"auto_batch_size": True}, (B, T)),
-        ({"batch_size": [B]}, (B,)),
-        ({"device": "meta"}, ()),
-    ],
-)
-def test_make_tensordict(kwargs, shape):
-    a = torch.ones(B, T)
-    for td in (
-        make_tensordict({"a": a, ("n", "b"): 2 * a, "m": {"c": torch.ones(B, T, 4)}}, **kwargs),
-        make_tensordict({"a": a, "n": {"b": 2 * a}}, a=3 * a, **{"m": {"c": a}}, **kwargs),
-    ):
-        assert td.batch_size == shape and leaves(td) == {"a", ("n", "b"), ("m", "c")}
-        if "device" in kwargs:
-            assert td.device.type == td["m", "c"].device.type == "meta"
-        else:
-            assert_close((td["n", "b"], td["a"]), (2 * a, a))  # the dict comes last
-    assert make_tensordict().is_empty() and leaves(make_tensordict(a=one, b=one)) == {"a", "b"}

@@ -57,10 +57,6 @@ def test_ways_to_build(form):
     assert len(seq) == 2 and type(seq.module) is (nn.ModuleDict if named else nn.ModuleList)
     assert all(seq[name] is module for name, module in zip(names, modules, strict=True))
     assert list(seq) == modules
-    modules.append(step("c", "d"))
-    assert len(seq) == 2 and call(seq, "container", {"a": 0}) == {"b": 1, "c": 2}
-    settings = (seq.inplace, seq.strict, seq.method, seq.partial_tolerant)
-    assert settings == (None, False, None, False)
     with pytest.raises((IndexError, KeyError)):
         seq["third" if named else 2]
 
@@ -296,27 +292,6 @@ def test_errors(name):
 
 
 # --- select_subsequence -------------------------------------------------------------------------
-
-GRAPH = [("a", "b"), ("b", "c"), ("c", "d"), ("a", "e"), (["b", "x"], "f")]
-PARTS = [  # in_keys, out_keys and the indices of the modules that remain
-    (["b", "x"], None, [1, 2, 4]),
-    (["b"], ["d"], [1, 2]),
-    (["a"], ["c", "e"], [0, 1, 3]),
-]
-
-
-@pytest.mark.parametrize("ins, outs, rest", PARTS, ids=str)
-def test_a_part_of_a_graph(ins, outs, rest):
-    seq = Mine(*(step(i, o) for i, o in GRAPH), inplace="empty", partial_tolerant=True)
-    named = Mine({f"m{i}": module for i, module in enumerate(seq)})
-    before = copy.deepcopy((ins, outs))
-    part = seq.select_subsequence(in_keys=ins, out_keys=outs)
-    assert type(part) is Mine and list(part) == [seq[i] for i in rest] and len(seq) == 5
-    assert part.partial_tolerant is True and part.inplace == "empty" and before == (ins, outs)
-    expected = Seq(*part)
-    assert (part.in_keys, part.out_keys) == (expected.in_keys, expected.out_keys)
-    part = named.select_subsequence(ins, outs)
-    assert list(part.module) == [f"m{i}" for i in rest] and part[f"m{rest[0]}"] is seq[rest[0]]
 
 
 def test_other_parts():

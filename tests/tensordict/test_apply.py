@@ -346,25 +346,6 @@ def test_map_into_out_and_arguments_of_the_pool(monkeypatch):
 # ----------------------------------------------------------------- torch.utils._pytree
 
 
-def test_flatten_and_unflatten():
-    td = make(names=["t"], device="cpu").set("s", "text")
-    flat, spec = pytree.tree_flatten(td)
-    assert flat[0] is td["a"] and flat[1] is td["n", "b"]
-    back = pytree.tree_unflatten(flat, spec)
-    assert (
-        back["a"] is td["a"] and back["s"] == "text" and set(back.keys(True)) == set(td.keys(True))
-    )
-    assert (back.batch_size, back.names, back.device) == ((B,), ["t"], CPU)
-    assert pytree.tree_map_only(torch.Tensor, lambda x: x + 1, td)["s"] == "text"
-    for dim in (0, 1):
-        td = make_lazy(dim)
-        back = pytree.tree_unflatten(*pytree.tree_flatten(td))
-        assert type(back) is LazyStackedTensorDict and back.stack_dim == dim
-        assert_leaves(back, td)
-    flat, spec = pytree.tree_flatten(TensorDict({}, [B]))
-    assert flat == [] and pytree.tree_unflatten(flat, spec).batch_size == (B,)
-
-
 def test_paths_specs_and_other_trees():
     td = make()
     assert all(x is y for x, y in zip(pytree.tree_leaves(td), leaves(td).values(), strict=True))

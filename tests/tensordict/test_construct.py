@@ -16,7 +16,6 @@ from raffia import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    TensorDictBase,
     from_any,
     from_dataclass,
     from_dict,
@@ -24,7 +23,6 @@ from raffia import (
     from_pytree,
     from_tuple,
     fromkeys,
-    is_tensor_collection,
     is_tensorclass,
     lazy_stack,
     make_tensordict,
@@ -81,10 +79,6 @@ def test_every_source_gives_the_same_container():
             assert list(source["b"]) == ["c", "later"] and ("b", "later") not in td.keys(True)
 
     each(SOURCES, check)
-    for args in ((), (None,), ({},), (None, None), ({}, [])):
-        td = TensorDict(*args)
-        assert (td.batch_size, td.device, td.names, td.is_locked) == ((), None, [], False)
-        assert td.is_empty()
     td = TensorDict(batch_size=[B], device="cpu", names=["time"], lock=True)
     assert (td.batch_size, td.device, td.names, td.is_locked) == ((B,), CPU, ["time"], True)
     td = TensorDict({"z": 1, "a": 2, "m": {"y": 3, "b": 4}})
@@ -95,8 +89,6 @@ def test_every_source_gives_the_same_container():
     x, p = ones(B), torch.nn.Parameter(ones(B))
     td = TensorDict({"x": x, "p": p, "n": {"x": x}}, [B])
     assert td["x"] is td["n", "x"] is x and td["p"] is p
-    assert isinstance(td, TensorDictBase) and is_tensor_collection(TensorDict)
-    assert not is_tensor_collection({}) and not is_tensor_collection(x)
 
 
 VALUES = [
@@ -187,9 +179,6 @@ def test_a_nested_container_starts_with_the_batch_of_its_parent():
             assert outer["i", "c"] is inner["c"]
             outer["i", "z"] = ones(B, T)
             assert "z" not in inner
-    for batch in ((B,), (B, T), (B, T, A)):
-        inner = TensorDict({"c": ones(B, T, A)}, batch)
-        assert TensorDict({"i": inner}, [B])["i"] is inner and inner.batch_size == batch
     for batch in ((), (4,), (4, T)):
         inner = TensorDict({"c": ones(4, T)}, batch)
         for build in SETTERS.values():

@@ -127,6 +127,17 @@ def test_rows_of_ragged_members(dim):
         check_same(td, dense(dim))
 
 
+def test_rows_by_tensors_are_copies():
+    for dim in (0, 1):
+        full = torch.ones(BATCHES[dim], dtype=torch.bool)
+        td = make(dim)
+        for index in (full, I[T([0, 1]), T([0, 1])], I[T([0, 1]), 0], I[T([0, 1]), 1:]):
+            td[index].zero_()
+        for mask in (full, full[:, 0]):
+            td.masked_select(mask).zero_()
+        check_same(td, dense(dim))
+
+
 def test_indexing_returns_members():
     td = make()
     assert td[0] is td.tensordicts[0] and td[-1] is list(td)[3] is td.tensordicts[3]
@@ -143,45 +154,6 @@ def test_indexing_returns_members():
         assert ("n", "new") in td.tensordicts[2].keys(True)
         td["b"].zero_()  # the result is a copy
         assert torch.equal(td["b"], dense(dim)["b"])
-    td = make()
-    td[1:3]["n"].tensordicts[0].zero_()
-    td[:, 0].tensordicts[3]["b"].fill_(-1)
-    assert (td["n", "c"][1] == 0).all() and (td["n", "c"][2] != 0).any()
-    assert td["b"][3].tolist() == [-1, 31, 32]
-    td.permute(1, 0).zero_()
-    assert (td["a"] == 0).all()
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_writes_reach_the_members(dim):
-    """Other writes are in the tables over all kinds."""
-    for write in (
-        lambda td: td.copy_(td * 2),
-        lambda td: td.set("r", td.clone()),
-        lambda td: td.set(("n", "p", "q"), td["n", "c"]),
-        lambda td: td.set_at_(("n", "c"), td["n", "c"][0] * 0 - 1, 0),
-        lambda td: td.update((td * 2).to_lazystack(td.shape.index(4))),
-        lambda td: td.update_at_(td[:2] * 0, I[0:2]),
-    ):
-        td, want = make(dim), dense(dim)
-        members = list(td.tensordicts)
-        write(td)
-        write(want)
-        check(td, want, dim)
-        assert all(a is b for a, b in zip(td.tensordicts, members, strict=True))
-    td = make(dim)
-    leaves = [one["a"] for one in td.tensordicts]
-    new = [torch.full((*BATCHES[dim], 2), float(i)) for i in range(5)]
-    calls = ops(
-        set_=[("a", new[0])], set=[("a", new[1], {"inplace": True})], set_at_=[("a", 5, ...)]
-    )
-    calls += ops(copy_=[td.clone().set("a", new[4])], update_=[TensorDict(a=new[2])])
-    calls += ops(update=[(TensorDict(a=new[3]), {"inplace": True})])
-    for op in calls:
-        apply_op(td, op)
-        assert all((x == td["a"][0, 0, 0]).all() for x in leaves), op
-    td.set("a", new[0])
-    assert all((x == 3).all() for x in leaves)
 
 
 def test_a_row_of_values_is_written_in_the_members():

@@ -146,8 +146,6 @@ def test_rename():
     check(new, "wyz")
     assert new is not td and new["a"] is td["a"]
     check(td.rename("p", "q", "r"), "pqr")
-    check(td.rename(None), "...")
-    check(td.rename(None, "q", None), ".q.")
     check(td, "xyz")
     assert td.rename_(x="y", y="x") is td
     check(td, "yxz")
@@ -232,8 +230,6 @@ def test_lazy_stacks():
         assert td.names == td["b"].names == names
         rest = names[:dim] + names[dim + 1 :]
         assert all(m.names == m["b"].names == rest for m in td.tensordicts)
-        td.names = [None if name in rest else name for name in names]
-        assert all(m.names == [None] * 3 for m in td.tensordicts)
     inner = lazy_stack([TensorDict(a=torch.ones(B)) for _ in range(2)]).auto_batch_size_()
     td = lazy_stack([TensorDict(rows=inner.to_lazystack(0), batch_size=[2])])
     td.names = ["x", "y"]
