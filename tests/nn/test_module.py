@@ -229,6 +229,7 @@ ERRORS = [  # a call, its error, and words of its message and notes
     (lambda td: M(add, ["x", "y"], ["z"], strict=True)(x=td["x"]), KeyError, "y"),
     # errors of the wrapped module
     (lambda td: linear()(td["x"][:, :2]), RuntimeError, r"Linear.*'x'.*2, 2"),
+    (lambda td: M(nn.Bilinear(T, T, 1), ["x"], ["z"])(td), TypeError, "Bilinear"),
     # selections
     (lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("a", "b"), ValueError, "existent keys:"),
     *(
