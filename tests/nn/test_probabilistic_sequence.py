@@ -157,20 +157,6 @@ def test_keys():
 # --- the type of interaction --------------------------------------------------------------------
 
 
-def test_draws_equal_those_of_the_distributions():
-    seq = chain()
-    with set_interaction_type("random"):
-        torch.manual_seed(0)
-        td = seq(inputs())
-        torch.manual_seed(0)
-        dist = seq.get_dist(inputs())
-    torch.manual_seed(0)
-    a = d.Normal(full(1), 1.0).rsample()
-    b = d.Normal(a + 1, 1.0).rsample()
-    assert (td["a"] == a).all() and (td["b"] == b).all() and (dist["b"].loc == a + 1).all()
-    torch.testing.assert_close(td["b_log_prob"], score(b, a + 1))
-
-
 def test_without_a_composite_the_last_default_applies_to_all():
     def seq(first, last, **options):
         modules = (normal("x", "a", default_interaction_type=first),)

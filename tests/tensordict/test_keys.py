@@ -368,20 +368,6 @@ def test_changes_with_another_result(kind):
     assert set(part.keys(True)) == {"b", ("b", "d"), E}
 
 
-def test_in_place_writes_keep_the_memory():
-    for write in (
-        lambda td: td.set_("a", WIDE.long()),
-        lambda td: td.set("a", WIDE, inplace=True),
-        lambda td: td.update({"a": WIDE}, inplace=True),
-        lambda td: td.update_(make().apply(lambda x: x * 0 + 1)),
-        lambda td: td.set_at_("a", 1.0, ...),
-    ):
-        td = make()
-        leaf = td["a"]
-        write(td)
-        assert td["a"] is leaf and same(leaf, WIDE)
-
-
 def test_texts_and_new_levels():
     td = make(device="cpu", names=["x", "y"])
     td["n", "m", "o"] = ONE
