@@ -16,10 +16,6 @@ from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import apply_op, ops
 
 
-class Opaque:
-    """An object without a tensor form; equal only to itself."""
-
-
 def words(**more):
     """Batch of 3: a tensor, one shared text, one text per row."""
     return TensorDict(x=torch.arange(3.0), s="hi", w=["p", "q", "r"], batch_size=[3], **more)
@@ -40,7 +36,6 @@ def quietly(option, value):
 
 # -------------------------------------------------------------------------- kinds of entries
 
-ONE_VALUE = ["text", "", b"raw", None, object, len, {1, 2}, Opaque(), ("p", "q")]
 DOORS = {
     "init": lambda value: TensorDict(k=value, batch_size=[2]),
     "item": lambda value: TensorDict(batch_size=[2]).update({"k": value}),
@@ -50,24 +45,6 @@ DOORS = {
     "set_non_tensor": lambda value: TensorDict(batch_size=[2]).set_non_tensor("k", value),
     "over a tensor": lambda value: TensorDict(k=[1, 2], batch_size=[2]).set("k", value),
 }
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_one_value_is_stored_unchanged(door):
-    more = [4, {"a": 1}, ["a", "b"], ["x"] * 5] if door == "set_non_tensor" else []
-    for value in [*ONE_VALUE, *more]:
-        td = DOORS[door](value)
-        entry = td.get("k")
-        assert td["k"] == value and type(td["k"]) is type(value) and sound(td)
-        assert isinstance(entry, NonTensorData) and entry.batch_size == (2,)
-        for out in (td, td[0], td.copy(), td.to("cpu"), td.clone()):
-            assert out.get("k").data is entry.data or out["k"] == value
-        assert td[0].get("k").batch_size == () and td[None].get("k").batch_size == (1, 2)
-        assert td.to("cpu").get("k").device == torch.device("cpu") and entry.device is None
-    td = TensorDict()
-    assert td.setdefault("k", "v").data == td.setdefault("k", "other").data == "v"
-    deep = TensorDict(batch_size=[3]).set_non_tensor(("deep", "d"), {"a": 1})
-    assert deep["deep", "d"] == {"a": 1} and deep["deep"].batch_size == (3,)
 
 
 ROWS = [["u", "v"], [1, "y"], [None, "a"], [["a", "b"], ["c", "d"]], [{"k": 1}, {"k": 2}]]

@@ -144,29 +144,6 @@ def test_writing_rows_writes_all_of_it():
         td[0] = make()[0].set("a", UnbatchedTensor(torch.zeros(3)))
 
 
-def test_it_is_written_and_replaced():
-    td = make().lock_()
-    before = td["a"].data_ptr()
-    for write, want in [
-        (lambda td: td.update_(make() + 1), TABLE + 1),
-        (lambda td: td.set_("a", TABLE + 2), TABLE + 2),
-        (lambda td: td.fill_("a", 3.0), TABLE * 0 + 3),
-    ]:
-        write(td)
-        assert torch.equal(td["a"], want) and td["a"].data_ptr() == before
-    with pytest.raises(RuntimeError, match="as a whole"):
-        td.set_("a", torch.zeros(4))
-    with pytest.raises(RuntimeError, match="locked"):
-        td["a"] = UnbatchedTensor(torch.zeros(5))
-    assert not td[0].is_locked
-    td.unlock_()["a"] = UnbatchedTensor(torch.zeros(5))
-    assert td["a"].shape == (5,)
-    td["a"] = torch.zeros(2, 3, 1)
-    assert type(td["a"]) is Tensor
-    with pytest.raises(RuntimeError, match="batch dimension mismatch"):
-        td["a"] = torch.zeros(5)
-
-
 @raffia.tensorclass
 class Rows:
     table: Tensor
