@@ -135,9 +135,6 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
     make, run = KINDS[name]
     module, x, other = make(), torch.randn(B, A), make()
     want, before, trained = run(module, x), tensor_ids(module), torch.randn(B, A)
-    calls = []
-    layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.GRU)]
-    layers[0].register_forward_hook(lambda *_: calls.append(1))
     params = make_functional(module)
     assert isinstance(params, TensorDict) and params.batch_size == () and params.is_locked
     assert not module.state_dict() and module._is_stateless
@@ -161,16 +158,11 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
         run(module, trained, params).square().sum().backward()
         for key, leaf in params.items(True, True):
             assert_close(grads[key], leaf.grad)
-    ran = len(calls)
-    run(module, x, params)
-    assert len(calls) == ran + (2 if name == "tied" else 1)
     assert repopulate_module(module, params) is module and tensor_ids(module) == before
     assert torch.equal(run(module, x), want) and is_functional(module) and not module._is_stateless
     zeroed = zeros(params)
     assert repopulate_module(twin, zeroed.to_dict()) is twin and module.state_dict()
     assert torch.equal(run(twin, x), run(module, x, params=zeroed))
-    module.load_state_dict(other.state_dict())
-    assert torch.equal(run(module, x), run(other, x))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -76,11 +76,6 @@ def test_a_wrapper_has_the_keys_and_attributes_of_the_module(depth):
     assert_close(module.weight.grad, torch.ones(A, T))
     with pytest.raises(KeyError, match="x"):
         wrapper(TensorDict(y=torch.ones(T)))
-    with torch.no_grad():
-        wrapper.weight.fill_(7)
-    wrapper.reset_parameters_recursive()
-    assert (wrapper.weight != 7).any() and wrapper.double().weight.dtype == torch.double
-    assert not wrapper.eval().td_module.training
 
 
 def test_selections_and_hooks():
