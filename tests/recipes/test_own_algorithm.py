@@ -23,7 +23,7 @@ def dqn():
 
 def short(dqn, **changes):
     defaults = {
-        "num_env_steps": 320,
+        "num_env_steps": 240,
         "random_env_steps": 160,
         "evaluate_every": 120,
         "batch_size": 16,
@@ -35,7 +35,7 @@ def short(dqn, **changes):
 def finished(dqn, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "straight"
     result = train_run(dqn, short(dqn), folder, view=Quiet())
-    assert (result.reason, result.env_step, result.update) == ("finished", 320, 160)
+    assert (result.reason, result.env_step, result.update) == ("finished", 240, 80)
     return folder
 
 
@@ -141,7 +141,7 @@ def test_configs_that_lack_required_fields_are_refused():
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    flags = "--num_env_steps 320 --random_env_steps 160 --evaluate_every 120 --batch_size 16"
+    flags = "--num_env_steps 240 --random_env_steps 160 --evaluate_every 120 --batch_size 16"
     assert main(["train", REFERENCE, "--seed", "3", *flags.split()]) == 0
     assert f"raffia evaluate runs/dqn-3 --algorithm {REFERENCE}" in capsys.readouterr().out
     assert main(["resume", "runs/dqn-3"]) == 2
@@ -149,8 +149,8 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     named = ["--algorithm", REFERENCE]
     assert main(["resume", "runs/dqn-3", *named]) == 0
     assert "there is nothing left to do" in capsys.readouterr().out
-    assert main(["resume", "runs/dqn-3", *named, "--num_env_steps", "360"]) == 0
-    assert "360 environment steps" in capsys.readouterr().out
+    assert main(["resume", "runs/dqn-3", *named, "--num_env_steps", "280"]) == 0
+    assert "280 environment steps" in capsys.readouterr().out
     assert main(["resume", "runs/dqn-3", *named, "--discount", "0.9"]) == 2
     assert "discount shapes what is learnt" in capsys.readouterr().err
     assert main(["evaluate", "runs/dqn-3", *named, "--episodes", "2", "--json"]) == 0
