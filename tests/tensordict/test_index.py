@@ -171,6 +171,7 @@ REFUSED = {
     "where": (lambda td: td.where(FULL, shifted().select("a")), KeyError, "pad"),
     "gather of 2": (lambda td: td.gather(2, T([[0]])), (RuntimeError, IndexError), ""),
     "gather beyond": (lambda td: td.gather(0, T([[5, 0, 0]])), (RuntimeError, IndexError), ""),
+    "text": (lambda td: put(td, "text"), TypeError, "rows can be set to a container"),
     "a number in a dict": (lambda td: put(td, {"a": 1.0}), RuntimeError, "dimension mismatch"),
 }
 

@@ -532,6 +532,9 @@ def test_new_levels_below_levels_that_some_members_lack():
     names = lazy_stack([TensorDict(batch_size=[3], names=["t"]) for _ in range(2)])
     names["n", "m", "x"] = torch.zeros(2, 3)
     assert names["n", "m"].names == [None, "t"] and names[0]["n", "m"].names == ["t"]
+    td = make()
+    td["n", "p", "q"] = td["n", "c"]  # of a longer batch size than the members
+    assert td[2]["n", "p"].batch_size == (3, 5) and torch.equal(td["n", "p", "q"], td["n", "c"])
 
 
 def test_pruning_texts_and_depth():
