@@ -174,6 +174,7 @@ def test_forms_of_a_target():
     assert td["q"].device == META and td.is_meta and not td.is_cuda and make(device="cpu").is_cpu
     td = make(device="cpu")
     assert td.clear_device_() is td and td.device is None and td["n"].device is None
+    assert make().auto_device_().device == CPU
     assert floats().dtype is torch.float32 and make().dtype is None
     assert floats().is_floating_point() and not make().is_floating_point()
 

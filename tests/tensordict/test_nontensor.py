@@ -108,6 +108,7 @@ def test_reading():
     td = words()
     td["w"][1] = "new"
     assert td["w"] == got == ["p", "new", "r"] and td[1]["w"] == "new"
+    assert td.set_at_("w", "last", 2) is td and td["w"] == ["p", "new", "last"]
     nested = TensorDict(s="a", n=TensorDict(w=["p", "q"], o=None))
     assert json.loads(json.dumps(nested.to_dict())) == {"s": "a", "n": {"w": ["p", "q"], "o": None}}
     assert NonTensorData(max)(1, 2, key=lambda n: -n) == 1

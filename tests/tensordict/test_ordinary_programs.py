@@ -59,6 +59,16 @@ def test_rows_of_values_that_are_no_tensors(make, method, locked):
     assert td["s"] == ["o", "p", "last"] and td["a"].tolist() == [6, 7, 1]
 
 
+def test_one_row_into_the_rows_of_a_mask():
+    td = stacked()
+    td[torch.tensor([True, False, True])] = TensorDict(a=[5], s=["n"], d="m", batch_size=[1])
+    assert td["a"].tolist() == [5, 1, 5] and td["s"] == ["n", "b", "n"] and sound(td)
+    td[torch.tensor([False, True, False])] = TensorDict(a=6, s="k", d="m")
+    assert td["a"].tolist() == [5, 6, 5] and td["s"] == ["n", "k", "n"]
+    with pytest.raises(RuntimeError, match="batch size"):
+        td[:2] = TensorDict(a=[1, 2, 3], batch_size=[3])
+
+
 def sized(size):
     inner = TensorDict(b=torch.ones(2, 3), batch_size=size)
     return TensorDict(a=torch.zeros(2, 3), n=inner, s="x", batch_size=size)

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import raffia
-from raffia import TensorDict, TensorDictBase, lazy_stack
+from raffia import NonTensorData, TensorDict, TensorDictBase, lazy_stack
 from raffia.tensordict.sub import SubTensorDict
 from tests.tensordict.changes import NEW_ENTRIES, REMOVALS, WRITES, like, put
 from tests.tensordict.invariants import sound
@@ -287,6 +287,22 @@ def test_pickled(tmp_path):
 
 
 # ----------------------------------------------------------------------- entries of all kinds
+
+
+def test_values_that_are_no_tensors():
+    td = TensorDict(s="hi", w=["p", "q", "r"], batch_size=[3])
+    rows = rows_of(td, torch.tensor([2, 0]))
+    assert rows["s"] == "hi" and rows["w"] == ["r", "p"] and rows.get("s").batch_size == (2,)
+    rows["w"] = ["x", "y"]
+    assert td["w"] == ["y", "q", "x"]
+    rows.zero_()
+    assert td.get("s").data == "hi" and type(td.get("s")) is NonTensorData
+    rows["s"] = "ho"
+    assert td.get("s").tolist() == ["ho", "hi", "ho"]
+    rows.set("new", "text")
+    assert td.get("new").tolist() == ["text"] * 3  # a text has no zero
+    rows.set_non_tensor("w", "all")
+    assert td["w"] == ["all", "q", "all"] and rows.get_non_tensor("w") == ["all"] * 2
 
 
 def test_tensorclasses():
