@@ -559,6 +559,16 @@ def test_no_rows(tmp_path):
     assert "torch.Size([0])" in repr(back)
 
 
+def test_refresh_keeps_nested_containers(tmp_path):
+    td = TensorDict(a=torch.zeros(3), n=TensorDict(x=torch.zeros(1)), s="old").memmap(tmp_path)
+    nested = td["n"]
+    TensorDict(b=torch.ones(2), n=TensorDict(y=torch.ones(2)), s="new").memmap(tmp_path)
+    assert td.memmap_refresh_() is td and td["n"] is nested
+    assert content(td) == content(load(tmp_path)) and nested.saved_path == tmp_path / "n"
+    td["b"].fill_(7)
+    assert load(tmp_path)["b"].sum() == 14
+
+
 def test_the_meta_device(tmp_path):
     TensorDict({"j": with_holes(), "n": {"k": with_holes(), "a": torch.ones(2)}}, [2]).memmap(
         tmp_path
