@@ -77,7 +77,7 @@ def muzero_policy(
     """
     check_root(root)
     _check_noise(root, dirichlet_fraction, dirichlet, action_gumbel, temperature)
-    if _ends(dirichlet_fraction)[1] > 0:
+    if _any(dirichlet_fraction):
         if dirichlet is None:
             legal = torch.ones_like(root.prior_logits).bool() if root.mask is None else root.mask
             dirichlet = dirichlet_noise(legal, dirichlet_alpha, generator)
@@ -86,7 +86,7 @@ def muzero_policy(
         root = with_noise(root, dirichlet, dirichlet_fraction)
     tree = search(root, recurrent_fn, num_simulations=num_simulations, select=select, **options)
     visits = tree.visits_of_root()
-    if action_gumbel is None and _ends(temperature)[1] > 0:
+    if action_gumbel is None and _any(temperature):
         shape = tuple(root.prior_logits.shape)
         action_gumbel = gumbel_noise(shape, generator, root.prior_logits.device)
     chosen = sample_visits(visits, temperature, action_gumbel)
@@ -178,7 +178,7 @@ def sample_visits(
     >>> sample_visits(torch.tensor([[3, 5, 5]]), temperature=0.0)
     tensor([1])
     """
-    if not _ends(temperature)[1] > 0:
+    if not _any(temperature):
         return visits.argmax(-1)
     if gumbel is None:
         raise ValueError(
@@ -202,6 +202,11 @@ def _check_dirichlet(noise: Tensor, mask: Tensor | None) -> None:
             "dirichlet must not be negative, and sum to 1 over the legal actions of each root: "
             "draw it with dirichlet_noise(mask)"
         )
+
+
+def _any(number: float | Tensor) -> bool:
+    """Whether a number is above 0 for any root; NaN is not."""
+    return bool((number > 0).any()) if isinstance(number, Tensor) else number > 0
 
 
 def _taken(root: RootOutput, chosen: Tensor) -> Tensor:

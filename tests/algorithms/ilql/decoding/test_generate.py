@@ -242,3 +242,19 @@ def test_wrong_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])
+@pytest.mark.parametrize("num_beams", [None, 4])
+def test_generations_are_re_ranked(oracle, by, num_beams):
+    config = DecodeConfig(num_generations=4, num_beams=num_beams, max_new_tokens=5)
+    plain, ordered = (
+        generate(oracle.model, oracle.target, PROMPTS, c, generator=draws(), stop=STOP)
+        for c in (config, replace(config, rerank=by))
+    )
+    scores = getattr(ordered, by)
+    assert (scores.diff(dim=-1) <= 0).all()
+    for row, (one, other) in enumerate(zip(plain.tokens, ordered.tokens, strict=True)):
+        assert sorted(one) == sorted(other)
+        best = getattr(plain, by)[row].argmax()
+        assert other[0] == one[best]
