@@ -5,7 +5,8 @@ import collections
 import pytest
 import torch
 
-from raffia.search import RecurrentOutput, RootOutput, search
+from raffia.search import RecurrentOutput, RootOutput, ValuePrefix, search
+from raffia.search.embeddings import Embeddings
 from raffia.tensordict import TensorDict
 
 from .table import BACKENDS, equal, random_table
@@ -62,6 +63,23 @@ def test_an_embedding_is_any_container_of_tensors(container, backend):
     states = plain.embeddings["state"].flatten()
     flat = torch.utils._pytree.tree_map(lambda leaf: leaf.flatten(0, 1), tree.embeddings)
     assert torch.equal(unwrap(flat), states)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "key", "leaves"),
+    [
+        (lambda x: TensorDict(a=x, b=dict(c=x, d=x), batch_size=[2]), ("b", "d"), [2]),
+        (lambda x: TensorDict(a=x, b=dict(c=x, d=x), batch_size=[2]), "b", [1, 2]),
+        (lambda x: {"a": x, "b": {"c": x, "d": x}}, "b", [1, 2]),
+        (lambda x: {"a": x, "b": {"c": x, "d": x}}, ("b", "d"), [2]),
+        (lambda x: (x, [x, x], x), 1, [1, 2]),
+        (lambda x: Pair(x, {"a": x}), "rest", [1]),
+    ],
+)
+def test_a_value_prefix_resets_entries_by_key_index_or_field(embedding, key, leaves):
+    prefix = ValuePrefix(3, reset_keys=(key,))
+    made = Embeddings(embedding(torch.zeros(2)), 2, 3, prefix, compiled=False)
+    assert made.reset_leaves(prefix) == leaves
 
 
 def test_a_model_may_write_into_its_input():

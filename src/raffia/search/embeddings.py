@@ -198,7 +198,8 @@ class Embeddings:
         """The indices of the leaves that the reset of a value prefix zeroes."""
         found: list[int] = []
         for key in prefix.reset_keys:
-            path = unravel_key_to_tuple(key)
+            is_path = self._spec is None or isinstance(key, tuple)
+            path = unravel_key_to_tuple(key) if is_path else (key,)  # or the index in a tuple
             chosen = [i for i, leaf in enumerate(self._paths) if _key(leaf)[: len(path)] == path]
             if not chosen:
                 raise KeyError(
