@@ -165,7 +165,7 @@ class TestWhatIsRun:
     @pytest.mark.parametrize(
         ("args", "ends", "texts"),
         [
-            ([], "-m not slow", ["The fast checks", "About 6 to 7 minutes", "./test --all"]),
+            ([], "-m not slow", ["The fast checks", "About 4 to 5 minutes", "./test --all"]),
             (["--all", "-x"], "--dist worksteal -x", ["All checks", "About 30 minutes"]),
         ],
     )
