@@ -154,3 +154,11 @@ def test_invalid_calls_are_refused():
     for call, error, match in MISTAKES:
         with pytest.raises(error, match=match):
             call()
+
+
+@pytest.mark.parametrize("features", [1, 2, 3, 5, F])
+def test_the_projection_is_a_matrix_product(features):
+    x = draw(N, features)
+    module = fitted(x, dtype_cast=torch.float64, as_tensor=False)
+    rows = [torch.frombuffer(bytearray(row), dtype=torch.float64) for row in module(x)]
+    torch.testing.assert_close(torch.stack(rows), x.double() @ module.projection)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -256,3 +257,17 @@ def test_in_a_graph():
     x, mask = torch.arange(12.0).view(4, 3), torch.tensor([True, False, True, True])
     compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
     assert compiled(x, mask).equal(both(x, mask))
+
+
+def test_kernel_and_tensor_version_agree():
+    draw = random.Random(0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        dtype = draw.choice(DTYPES)
+        shape = draw.choice([1, 5, 8, 13]), draw.randint(1, 40)
+        x = randoms(dtype, *shape, generator=generator, special=draw.random() < 0.5)
+        compressions, normalize = draw.choice([1, 2]), draw.random() < 0.7
+        options = (x, 3, -4, compressions, normalize)
+        tensors = SIPHASH._tensor_hashes(*options, torch.empty(len(x), dtype=torch.int64))
+        compiled = SIPHASH.hashed(*options)
+        assert compiled.equal(tensors), (dtype, shape, compressions, normalize)

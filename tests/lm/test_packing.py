@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raffia.lm.attention import View, attend, rotation
+from raffia.lm.attention import View, attend, rotate, rotation
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.model import check_room
 from raffia.lm.packing import Packing
@@ -96,3 +96,11 @@ def test_wrong_arguments_are_refused():
     ):
         with pytest.raises(kind, match=message):
             call()
+
+
+def test_rotation_is_a_product_of_complex_numbers():
+    x, positions = torch.randn(2, 3, 7, 8, dtype=torch.float64), torch.randint(50, (2, 1, 7))
+    rotated = rotate(x, rotation(positions, 8, torch.float64))
+    angle = positions[..., None] / 10000 ** (torch.arange(4.0, dtype=torch.float64) / 4)
+    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
+    assert_close(rotated, torch.cat([expected.real, expected.imag], -1))

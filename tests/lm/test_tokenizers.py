@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raffia.lm.envs.wordle.data import wordle_letter_tokenizer
 from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
@@ -152,3 +153,17 @@ def test_special_tokens_of_hugging_face(theirs, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match=r"pip install 'raffia\[text\]'"):
         HFTokenizer(tmp_path)
+
+
+def test_wordle_letters_have_the_published_ids_and_no_text_becomes_a_special_token():
+    tokenizer = wordle_letter_tokenizer()
+    assert tokenizer.encode("abcdefghijklmnopqrstuvwxyz<g><b><y>") == list(range(29))
+    assert special_ids(tokenizer) == [29, 30, 31, 32, 33, 34] and tokenizer.num_tokens == 35
+    assert [tokenizer.id_to_token(number) for number in range(29, 35)] == list(SPECIALS)
+    characters = character_tokenizer(SPECIALS)
+    for token in SPECIALS:
+        ids = characters.encode(token)
+        assert len(ids) == len(token) and characters.decode(ids) == token
+        for other in (tokenizer, WordTokenizer.from_texts(["ab"])):
+            with pytest.raises(ValueError, match="no token for"):
+                other.encode(token)

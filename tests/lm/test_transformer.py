@@ -130,3 +130,15 @@ def test_wrong_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@torch.no_grad()
+def test_greedy_continuation_with_a_cache_is_the_recorded_one(oracle_model):
+    for case in ORACLE["prompts"]:
+        cache, tokens, found = oracle_model.new_cache(1), torch.tensor([case["tokens"]]), []
+        for _ in case["greedy"]:
+            logits = oracle_model.logits(oracle_model(tokens, cache=cache)[:, -1])
+            logits[:, ORACLE["pad_token_id"]] = -torch.inf
+            tokens = logits.argmax(-1, keepdim=True)
+            found.append(int(tokens))
+        assert found == case["greedy"]

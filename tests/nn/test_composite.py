@@ -332,7 +332,6 @@ def without(key):
 
 
 NEGATIVE = TensorDict(n=dict(x=dict(loc=torch.zeros(B), scale=-torch.ones(B))), batch_size=[B])
-MISNAMED = TensorDict(mov=torch.zeros(B, T), batch_size=[B])
 ERRORS = [  # a call, its error, and words of its message
     (lambda: made({"mov": d.Normal}), KeyError, "no param 'mov' found.*Did you mean 'move'"),
     (lambda: made({("n", "x"): d.Normal}, NEGATIVE), ValueError, r"\('n', 'x'\): Expected"),

@@ -256,3 +256,20 @@ def test_sharded_parameters_are_updated_in_their_process(mesh):
         update_target(whole, online)
     with pytest.raises(TypeError, match="entry 'w' is a DTensor.*full_tensor"):
         online.save("nowhere.safetensors")
+
+
+@pytest.mark.parametrize("rate", [0.005, 0.5, 1.0, torch.tensor(0.25)])
+def test_polyak_equals_a_loop_over_the_leaves_bit_for_bit(rate):
+    target, online = net(1), net(2)
+    for _ in range(2):
+        online(torch.randn(7, A))
+    for module in (target, online):
+        module(torch.randn(7, A)).sum().backward()
+    grads = [p.grad.clone() for module in (target, online) for p in module.parameters()]
+    expected = expected_update(target, online, float(rate))
+    assert update_target(target, online, rate) is target
+    assert_same(target.state_dict(), expected)
+    assert target[1].num_batches_tracked == 4
+    after = [p for module in (target, online) for p in module.parameters()]
+    assert all(p.is_leaf and p.requires_grad for p in after)
+    assert all(torch.equal(before, p.grad) for before, p in zip(grads, after, strict=True))

@@ -408,3 +408,17 @@ def test_mixins_among_the_bases_of_a_probabilistic_sequence(kind):
     assert not seq.return_composite and len(seq) == 2
     seq.module.insert(1, plus(7, "x", "a"))
     assert (seq(inputs())["a"] == 7).all()
+
+
+def test_draws_equal_those_of_the_distributions():
+    seq = chain()
+    with set_interaction_type("random"):
+        torch.manual_seed(0)
+        td = seq(inputs())
+        torch.manual_seed(0)
+        dist = seq.get_dist(inputs())
+    torch.manual_seed(0)
+    a = d.Normal(full(1), 1.0).rsample()
+    b = d.Normal(a + 1, 1.0).rsample()
+    assert (td["a"] == a).all() and (td["b"] == b).all() and (dist["b"].loc == a + 1).all()
+    torch.testing.assert_close(td["b_log_prob"], score(b, a + 1))

@@ -154,7 +154,7 @@ def test_an_entry_too_many_is_refused_wherever_it_is(kind):
         inner = [torch.zeros(B)] * num
         return {"a": dict(enumerate(inner)) if kind is dict else kind(inner), "b": torch.zeros(B)}
 
-    def model(embedding_of_rows, action):
+    def model(_, action):
         rows = len(action)
         output = RecurrentOutput(torch.zeros(rows), torch.zeros(rows), torch.zeros(rows, A))
         return output, embedding(given)

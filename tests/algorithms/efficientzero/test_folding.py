@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from raffia.algorithms.efficientzero.folding import Folding
+from raffia.nn.blocks import DirectSequential
 
 from . import small
 from .small import IMAGE, VECTOR, drawn
@@ -82,3 +83,22 @@ def test_a_model_of_other_layers_is_refused_and_changes_nothing(build, options, 
         folding.refresh(other)
     for found, expected in zip(outputs(folding.model, shape), before, strict=True):
         assert torch.equal(found, expected)
+
+
+def latent(folding):
+    return outputs(folding.model, VECTOR)[3]
+
+
+def test_layers_run_directly_with_the_same_bits_unless_they_have_hooks():
+    model = vector(norm_type="LN")
+    folding = Folding(model)
+    direct = latent(folding)
+    sequentials = [part for part in folding.model.modules() if isinstance(part, nn.Sequential)]
+    assert {type(part) for part in sequentials} == {DirectSequential}
+    for part in sequentials:
+        part.__class__ = nn.Sequential
+    assert latent(folding).equal(direct)
+    assert not any(isinstance(part, DirectSequential) for part in model.modules())
+    layer = model.representation_network.fc_representation[0]
+    layer.register_forward_hook(lambda module, args, output: -output)
+    assert not latent(Folding(model)).equal(direct)

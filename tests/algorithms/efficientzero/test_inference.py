@@ -14,11 +14,16 @@ from raffia.algorithms.efficientzero import (
     fold,
     inference,
 )
+from raffia.algorithms.efficientzero.model_mlp import GELU
 from raffia.search import (
+    GaussianSampler,
     SearchMemory,
     ValuePrefix,
+    gumbel_policy,
     muzero_policy,
+    sampled_policy,
 )
+from raffia.search.mcts import Workspace
 from raffia.tensordict import TensorDict
 
 from .small import IMAGE, conv, drawn, draws
@@ -227,3 +232,64 @@ def test_off_the_cpu_root_batches_are_padded_to_a_few_sizes(monkeypatch):
         root = folded.root(torch.zeros(num, *IMAGE, device="meta"))
         assert len(root.value) == len(root.embedding) == num
     assert sizes == [1, 6, 6, 16]
+
+
+CONTINUOUS = {
+    "conditioned": {},
+    "fixed": {"sigma_type": "fixed", "norm_type": "LN", "res_connection_in_dynamics": True},
+    "muzero": {"lstm_hidden_size": 0},
+    "as in LightZero": {"gaussian_head": "reparameterization", "activation": GELU},
+}
+SAMPLERS = {
+    "bounds": GaussianSampler(6, low=torch.tensor([-1.0, 0.5, 0.0]), high=2.0),
+    "no bounds": GaussianSampler(4),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("search", [muzero_policy, gumbel_policy])
+def test_compiled_and_called_searches_sample_the_same_actions(name, kind, search):
+    options = {**SMALL, "last_linear_layer_init_zero": False, **CONTINUOUS[name]}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = drawn(EfficientZeroModelMLP(4, 3, continuous_action_space=True, **options))
+    folded, seed, obs = fold(model), torch.arange(70), torch.randn(70, 4, generator=draws())
+    horizon = ValuePrefix(5 if model.lstm_hidden_size else 1)
+    close([folded.root(obs).prior_logits], [model.initial_inference(obs).policy_logits])
+    quiet = {"gumbel_scale": 0.0}
+    if search is muzero_policy:
+        quiet = {"dirichlet_fraction": 0.0, "temperature": 0.0}
+
+    def plan(rows, recurrent_fn, num_threads=1, workspace=None):
+        policy = partial(
+            search,
+            num_simulations=12,
+            value_prefix=horizon,
+            num_threads=num_threads,
+            workspace=workspace,
+            **quiet,
+        )
+        root, sampler = folded.root(obs[rows]), SAMPLERS[kind]
+        return sampled_policy(root, recurrent_fn, sampler=sampler, policy=policy, seed=seed[rows])
+
+    def called(embedding, action):  # which can't be bound
+        return folded.recurrent_fn(embedding, action)
+
+    called.predicts_prefixes = True
+    plans = [plan(slice(None), model) for model in (folded.recurrent_fn, called)]
+    found, expected = [each.tree.data for each in plans]
+    # Where two choices are as good up to rounding, either may be taken.
+    same = (found["children"] == expected["children"]).flatten(1).all(1)
+    assert same.float().mean() > 0.9
+    for entry in expected.keys():
+        mine, theirs = found[entry][same], expected[entry][same]
+        torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=5e-3)
+    mine, theirs = (each.action[same] for each in plans)
+    assert torch.isclose(mine, theirs, rtol=1e-3, atol=1e-3).all(1).float().mean() > 0.9
+    workspace = Workspace()
+    for num_threads in (1, 1, 2):  # the second works in the memory of the first
+        again = plan(slice(None), folded.recurrent_fn, num_threads, workspace)
+        assert (again.tree.data == found).all()
+    few = plan(slice(3, 5), folded.recurrent_fn)
+    assert (few.tree.data == found[3:5]).all()

@@ -17,6 +17,7 @@ from raffia.algorithms.efficientzero.loss import (
     discrete_policy_loss,
     sampled_policy_loss,
     scalar_loss,
+    scale_gradient,
     unroll,
 )
 from raffia.algorithms.efficientzero.observations import with_observations
@@ -232,3 +233,38 @@ def test_a_target_that_is_not_finite_is_not_clipped(support, value):
     target[1, 2] = value
     found = scalar_loss(output, target, support).isfinite()
     assert not found[1, 2] and found.sum() == 5
+
+
+def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
+    model, batch = small_model(norm_type="LN"), random_batch(num_unrolled=1)
+    first = [model.dynamics_network.fc_dynamics[0].weight]  # makes the latent state of step 1
+    weights = WEIGHTS.clone()
+    for name in ("policy", "value", "value_prefix", "consistency"):
+        weights.zero_()
+        weights[f"{name}_weight"] = torch.tensor(1.0)
+        full, half = (
+            torch.autograd.grad(
+                EfficientZeroLoss(model, LossConfig(unroll_steps=1, gradient_scale=scale))(
+                    batch, weights
+                )[0],
+                first,
+            )[0]
+            for scale in (1.0, 0.5)
+        )
+        assert full.norm() > 0, name
+        assert scale_gradient(full, 0.5).equal(full)
+        torch.testing.assert_close(half, full / 2)
+
+
+def test_the_loss_is_the_weighted_mean_over_segments():
+    model, batch = small_model(norm_type="LN"), random_batch()
+    loss = EfficientZeroLoss(model, LossConfig(unroll_steps=4))
+    _, metrics = loss(batch, WEIGHTS)
+    each = [loss(batch[i : i + 1], WEIGHTS)[1]["loss"] for i in range(len(batch))]
+    torch.testing.assert_close(metrics["loss"], torch.stack(each).mean())
+    plain = batch.clone()
+    plain["weight"] = torch.ones(7)
+    _, found = loss(plain, WEIGHTS)
+    terms = ("policy", "value", "value_prefix", "consistency")
+    expected = sum(WEIGHTS[f"{name}_weight"] * found[f"{name}_loss"] for name in terms)
+    torch.testing.assert_close(found["loss"], expected)

@@ -8,9 +8,10 @@ import torch
 from raffia.algorithms.ilql import ILQL, ILQLConfig, ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.algorithms.ilql.model import EvolvableHead, Head
-from raffia.algorithms.ilql.model_scorer import QHeads
+from raffia.algorithms.ilql.model_scorer import CompiledHeads, ModelScorer, QHeads
 from raffia.evolution import MutationConfig
 from raffia.evolution.mutate import mutate
+from raffia.lm.decoding.scorer import Needs
 from raffia.recipes.ilql.networks import Networks
 
 from .small import batch_of
@@ -118,3 +119,20 @@ def test_invalid_forms_are_refused():
     for name in ("max_head_nodes", "max_head_layers"):
         with pytest.raises(ValueError, match=f"{name}=0"):
             ILQLModelConfig(**{name: 0})
+
+
+def test_decoding_without_the_compiled_call_gives_the_heads_outputs():
+    learner = learner_of(model=EVOLVABLE)
+    networks, needs = Networks(learner.config), Needs(policy=True, values=True)
+    for state in members(learner).unbind(0):
+        networks.refresh(state)
+        model, target = networks.model, networks.target
+        assert CompiledHeads.of(model, target) is None
+        scorer = ModelScorer(model, target)
+        with torch.no_grad():
+            rows, _ = scorer.start([[1, 2, 3], [4, 5, 6]], needs, 5)
+            found = rows.advance(torch.tensor([7, 8]))
+            hidden = model.trunk(torch.tensor([[1, 2, 3, 7], [4, 5, 6, 8]]))[:, -1]
+            q = torch.minimum(target.q1(hidden), target.q2(hidden))
+        torch.testing.assert_close(found.target_q, q, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.v, model.value(hidden), rtol=1e-4, atol=1e-5)

@@ -99,3 +99,10 @@ def test_tables_of_token_rewards(tokenizer):
     table = SpecifiedTokenReward({5: 1.0, 3: 0.5})
     point = DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, 2.0], token_reward=table)
     assert (point.rewards, point.utterance_rewards) == ([1.0, 2.5], [3.5])
+
+
+def test_the_rows_of_the_exact_task(cases, exact_tokenizer):
+    for row in cases["exact_rows"]:
+        point = DataPoint.from_obs(Dialogue(row["sequence"]), exact_tokenizer)
+        check(point, row)
+        assert point.episode_return == pytest.approx(row["ret"])

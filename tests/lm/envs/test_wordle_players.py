@@ -9,7 +9,7 @@ import pytest
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.play import play_dialogues, write_dialogues
 from raffia.lm.envs.wordle.data import Part, sample_games
-from raffia.lm.envs.wordle.game import Wordle, WordleEnv, WordleObservation
+from raffia.lm.envs.wordle.game import Wordle, WordleEnv, WordleObservation, colors
 from raffia.lm.envs.wordle.games import game_seeds, simulate
 from raffia.lm.envs.wordle.play import Player, evaluate, evaluation_of
 from raffia.lm.envs.wordle.policies import (
@@ -175,3 +175,12 @@ def test_policies_that_answer_in_batches_play_the_same_games():
 def test_wrong_arguments_are_refused(call, complaint):
     with pytest.raises(ValueError, match=complaint):
         call()
+
+
+def test_the_information_gain_is_the_entropy_of_the_colors():
+    secrets = WORDLE.vocabulary.words[:17]
+    gain = information(WORDLE.codes[:, :17])
+    for number in (0, 5, 30):
+        guess = WORDLE.vocabulary[number]
+        counts = np.unique([colors(s, guess) for s in secrets], return_counts=True)[1] / 17
+        assert math.isclose(gain[number], -(counts * np.log(counts)).sum(), rel_tol=1e-12)

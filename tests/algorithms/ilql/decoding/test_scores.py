@@ -6,6 +6,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from raffia.algorithms.ilql import ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.scores import get_scores, score_utterances
 from raffia.lm.decoding.config import DecodeConfig
 
@@ -94,4 +95,20 @@ def test_utterances_that_do_not_fit_the_prompts_are_refused(oracle):
     with pytest.raises(ValueError, match="one list for each prompt, all of the same length"):
         score_utterances(
             oracle.model, oracle.target, [[1], [2]], [[[3]], [[4], [5]]], DecodeConfig()
+        )
+
+
+def test_sums_equal_those_of_generate(oracle):
+    config = DecodeConfig(adv_weight=2.0, num_generations=3, max_new_tokens=7)
+    prompts = [[33], [32, 27, 27, 31], [33, 0, 17]]
+    draws = torch.Generator().manual_seed(3)
+    generated = generate(
+        oracle.model, oracle.target, prompts, config, generator=draws, pad_token=PAD
+    )
+    forced = score_utterances(
+        oracle.model, oracle.target, prompts, generated.tokens, config, pad_token=PAD
+    )
+    for name in ("log_prob", "kl", "advantage", "value"):
+        torch.testing.assert_close(
+            getattr(forced, name), getattr(generated, name), rtol=0, atol=1e-9
         )
