@@ -96,7 +96,7 @@ class FoldedModel:
         self.recurrent_fn = FoldedRecurrentFn(self._folding.model, cudagraphs=cudagraphs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return _without_compiled(self)
+        return without_compiled(self)
 
     @torch.no_grad()
     def root(
@@ -158,7 +158,7 @@ class FoldedRecurrentFn:
         self._model, self.cudagraphs = model, cudagraphs
 
     def __getstate__(self) -> dict[str, Any]:
-        return _without_compiled(self)
+        return without_compiled(self)
 
     @torch.no_grad()
     def __call__(
@@ -266,11 +266,11 @@ def as_embedding(
     return unchecked({"latent_state": latent_state, "reward_hidden_state": state}, size)
 
 
-def _without_compiled(folded: object) -> dict[str, Any]:
+def without_compiled(model: object) -> dict[str, Any]:
     """The state of a copy: compiled code and graphs refer to this process's memory, a copy makes
     its own."""
     own = ("compiled", "graphs")
-    return {name: value for name, value in vars(folded).items() if name not in own}
+    return {name: value for name, value in vars(model).items() if name not in own}
 
 
 class _Graph(NamedTuple):

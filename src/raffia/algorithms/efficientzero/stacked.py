@@ -23,6 +23,7 @@ from raffia.algorithms.efficientzero.inference import (
     root_rows,
     state_rows,
     step_rows,
+    without_compiled,
 )
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.planning import Planner, weights_by_name
@@ -199,8 +200,7 @@ class _Vmapped:
         self.cudagraphs = cudagraphs
 
     def __getstate__(self) -> dict[str, Any]:
-        # graphs refer to this process's memory, a copy makes its own
-        return {name: value for name, value in vars(self).items() if name != "graphs"}
+        return without_compiled(self)
 
     @cached_property
     def graphs(self) -> RowGraphs:
