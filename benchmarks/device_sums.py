@@ -1,7 +1,6 @@
 """Means of gradients between two processes: over NCCL between GPUs, and over the CPU's memory."""
 
 import multiprocessing
-import os
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +13,7 @@ from benchmarks.device_figures import Effort, Figure, Group, Measure
 from raffia.distributed import Group as Members
 from raffia.distributed import Rendezvous
 from raffia.distributed.group import device_of
-from raffia.distributed.nccl import SHARES_A_GPU
+from raffia.distributed.nccl import may_share_a_gpu
 
 NUMBERS, FEW = 124_000_000, 1_000_000  # GPT-2's
 CALLS, SECONDS = 5, 120.0
@@ -23,9 +22,8 @@ CALLS, SECONDS = 5, 120.0
 def sums(effort: Effort) -> Iterator[tuple[str, Measure]]:
     """The mean of as many numbers as a model of GPT-2's shape has, in float32."""
     numbers = FEW if effort.small else NUMBERS
-    on_gpus = effort.device.type == "cuda"
     ways = ["gloo"]
-    if on_gpus and (torch.cuda.device_count() > 1 or os.environ.get(SHARES_A_GPU) == "1"):
+    if effort.device.type == "cuda" and (torch.cuda.device_count() > 1 or may_share_a_gpu()):
         ways.append("nccl")
     for way in ways:
         name = f"mean of {numbers * 4 // 10**6} MB of 2 processes, {way}"

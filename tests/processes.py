@@ -1,5 +1,6 @@
 """The command line in its own process, and information about processes."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RAFFIA = [sys.executable, "-m", "raffia"]
+DIED = "died"
 
 
 def environment(**more):
@@ -21,6 +23,32 @@ def started(*args, **options):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
     command = [*RAFFIA, *map(str, args)]
     return subprocess.Popen(command, env=environment(), start_new_session=True, **options)
+
+
+def results_of(serve, arguments):
+    """What `serve(pipe, *of_one)` sends in a new process for each of the arguments; `DIED` where it
+    died without a word. An exception that is sent is an error."""
+    context, workers, found = multiprocessing.get_context("spawn"), [], []
+    for of_one in arguments:
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, *of_one), daemon=True)
+        process.start()
+        there.close()
+        workers.append((process, here))
+    try:
+        for _, pipe in workers:
+            assert pipe.poll(90), "a process is silent"
+            try:
+                found.append(pipe.recv())
+            except EOFError:
+                found.append(DIED)
+    finally:
+        for process, _ in workers:
+            process.join(10)
+            process.kill()
+    errors = [one for one in found if isinstance(one, Exception)]
+    assert not errors, errors
+    return found
 
 
 def wait_for(condition, seconds=60.0, process=None):

@@ -4,7 +4,6 @@ Several processes need as many GPUs, or NCCL 2.30 and its setting that lets them
 """
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -14,13 +13,14 @@ import torch
 
 from raffia.distributed import DataParallel, Followers, Group, Lost, Rendezvous, Sharded, nccl
 from raffia.distributed.group import device_of
-from raffia.distributed.nccl import SHARES_A_GPU, can_use_nccl
+from raffia.distributed.nccl import SHARES_A_GPU, can_use_nccl, may_share_a_gpu
+from raffia.environment import environment
 from raffia.learner import Accumulate
 from tests.distributed.learners import Small
 from tests.distributed.test_gradients import SMALL, batches
+from tests.processes import DIED, results_of
 
-IS_SHARED = os.environ.get(SHARES_A_GPU) == "1"
-CAN_JOIN = IS_SHARED or torch.cuda.device_count() >= 2
+CAN_JOIN = may_share_a_gpu() or torch.cuda.device_count() >= 2
 two = pytest.mark.skipif(not CAN_JOIN, reason="NCCL needs a GPU for each process")
 SIZES = [1, pytest.param(2, marks=two)]
 
@@ -37,7 +37,7 @@ def test_members_that_share_a_gpu_do_not_use_nccl(monkeypatch):
 def test_variables_of_the_environment_are_as_before(monkeypatch):
     monkeypatch.setenv("RAFFIA_A", "1")
     monkeypatch.delenv("RAFFIA_B", raising=False)
-    with nccl._environment({"RAFFIA_A": "2", "RAFFIA_B": "3"}):
+    with environment({"RAFFIA_A": "2", "RAFFIA_B": "3"}):
         assert (os.environ["RAFFIA_A"], os.environ["RAFFIA_B"]) == ("2", "3")
     assert os.environ["RAFFIA_A"] == "1" and "RAFFIA_B" not in os.environ
 
@@ -101,30 +101,11 @@ def serve(pipe, program, address, rank, size, sums):
 
 
 def run(program, size, sums="ring"):
-    """The result in each of the processes, or None where one was killed."""
-    context, workers, found = multiprocessing.get_context("spawn"), [], []
+    """The result in each of the processes, or `DIED` where one was killed."""
     with Rendezvous() as rendezvous:
-        for rank in range(size):
-            here, there = context.Pipe()
-            arguments = (there, program, rendezvous.address, rank, size, sums)
-            process = context.Process(target=serve, args=arguments, daemon=True)
-            process.start()
-            there.close()
-            workers.append((process, here))
-        try:
-            for _, pipe in workers:
-                assert pipe.poll(90), "a process is silent"
-                try:
-                    found.append(pipe.recv())
-                except EOFError:
-                    found.append(None)
-        finally:
-            for process, _ in workers:
-                process.join(10)
-                process.kill()
-    errors = [one for one in found if isinstance(one, Exception)]
-    assert not errors, errors
-    return found
+        return results_of(
+            serve, [(program, rendezvous.address, rank, size, sums) for rank in range(size)]
+        )
 
 
 @pytest.mark.gpu
@@ -147,7 +128,7 @@ def test_calls_give_what_they_give_on_the_cpu(size, sums):
 @pytest.mark.gpu
 def test_a_member_killed_within_a_collective_is_noticed():
     message, other = run(dies, 2)
-    assert other is None and "member 0 of 2 lost another while it summed" in message
+    assert other == DIED and "member 0 of 2 lost another while it summed" in message
     assert "did not answer for 3 seconds" in message
 
 

@@ -3,8 +3,6 @@
 NCCL needs a GPU for each process, or NCCL 2.30 and its setting that lets several share one.
 """
 
-import multiprocessing
-import os
 from datetime import timedelta
 
 import pytest
@@ -12,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from raffia import TensorDict, lazy_stack
-from raffia.distributed.nccl import SHARES_A_GPU
+from raffia.distributed.nccl import may_share_a_gpu
+from tests.processes import results_of
 
 pytestmark = pytest.mark.gpu
 
@@ -92,26 +91,9 @@ def serve(pipe, program, rank, num, backend, store):
 
 
 def run(program, backend, num, folder):
-    """The result of the program in each of `num` processes, which share the GPU."""
-    context, workers = multiprocessing.get_context("spawn"), []
-    for rank in range(num):
-        here, child = context.Pipe()
-        arguments = (child, program, rank, num, backend, str(folder / "store"))
-        process = context.Process(target=serve, args=arguments, daemon=True)
-        process.start()
-        workers.append((process, here))
-    try:
-        found = []
-        for _, pipe in workers:
-            assert pipe.poll(90), "a process is silent"
-            found.append(pipe.recv())
-    finally:
-        for process, _ in workers:
-            process.join(10)
-            process.kill()
-    errors = [one for one in found if isinstance(one, Exception)]
-    assert not errors, errors
-    return found
+    """The result of the program in each of `num` processes."""
+    store = str(folder / "store")
+    return results_of(serve, [(program, rank, num, backend, store) for rank in range(num)])
 
 
 def sums(fill):
@@ -132,7 +114,7 @@ EXPECTED = {
     gather_and_stack: lambda n: [sums(n), None],
 }
 ALONE = [all_reduce, reduce, broadcast, all_gather]
-CAN_JOIN = os.environ.get(SHARES_A_GPU) == "1" or torch.cuda.device_count() >= 2
+CAN_JOIN = may_share_a_gpu() or torch.cuda.device_count() >= 2
 JOINED = pytest.mark.skipif(not CAN_JOIN, reason="NCCL needs a GPU for each process")
 
 

@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
 
+from raffia.environment import environment
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 
 SECONDS = 30.0  # of one collective, which all members have reached: for 25 MB it takes milliseconds
 FOREVER = timedelta(days=365)
 # Of torch's own threads: by default they end the whole process when a collective fails.
 NO_WATCH = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-SHARES_A_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # of newer NCCL: several processes on one GPU
+SHARES_A_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 class NCCL:
@@ -42,7 +43,7 @@ class NCCL:
         made: Any = dist.ProcessGroupNCCL
         options = made.Options()
         options._timeout = FOREVER
-        with _environment(NO_WATCH):
+        with environment(NO_WATCH):
             self._group = made(store, rank, size, options)
         self._group.eager_connect_single_device(device)
 
@@ -103,21 +104,10 @@ def can_use_nccl(cards: Sequence[Tensor]) -> bool:
     >>> can_use_nccl([torch.zeros(32), torch.zeros(32)])
     False
     """
-    distinct = {tuple(card.tolist()) for card in cards}
-    is_shared = len(distinct) < len(cards) and os.environ.get(SHARES_A_GPU) != "1"
-    return dist.is_nccl_available() and not is_shared
+    are_distinct = len({tuple(card.tolist()) for card in cards}) == len(cards)
+    return dist.is_nccl_available() and (are_distinct or may_share_a_gpu())
 
 
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def may_share_a_gpu() -> bool:
+    """Whether NCCL is told to accept several processes on one GPU, as it can from 2.30 on."""
+    return os.environ.get(SHARES_A_GPU) == "1"

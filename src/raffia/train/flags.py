@@ -10,9 +10,10 @@ import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+from raffia.environment import environment
 from raffia.train.settings import AnyConfig, ConfigError, nearest_name
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -106,7 +107,9 @@ def print_help(default: AnyConfig, prog: str, description: str) -> None:
 
     screen = _Screen(coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     width = min(shutil.get_terminal_size().columns, WIDEST)
-    with _terminal(width), contextlib.suppress(SystemExit), contextlib.redirect_stdout(screen):
+    # tyro asks for the columns of the terminal
+    columns = environment({"COLUMNS": str(width)})
+    with columns, contextlib.suppress(SystemExit), contextlib.redirect_stdout(screen):
         cli(
             type(default),
             default=default,
@@ -119,20 +122,6 @@ def print_help(default: AnyConfig, prog: str, description: str) -> None:
         plain = _COLOURS.sub("", line).rstrip()
         # tyro joins the lines of a paragraph, and leaves it to the terminal to break it
         print(line.rstrip() if len(plain) <= width else textwrap.fill(plain, width))
-
-
-@contextlib.contextmanager
-def _terminal(width: int) -> Iterator[None]:
-    """Make the terminal appear to have this many columns within the block."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(width)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
 
 
 class _Screen(io.StringIO):
