@@ -1,14 +1,17 @@
-"""Checks of settings, made where a config is made. Imports no torch, so that `--help` is fast."""
+"""Checks of settings, made where a config is made. Imports no torch, so that `--help` is fast.
+
+A field's type says which values it may have: `num_envs: PositiveInt = 8`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from raffia.hints import check_choice, check_range
 
@@ -17,12 +20,51 @@ MAY_BE_INFINITE = ("max_grad_norm", "step_timeout_seconds", "patience_seconds")
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
-def check_types(config: Any) -> None:
-    """Raise ValueError for a value that is not of its field's type, or that its `Literal` does not
-    list, in a config and in those that it holds.
+def at_least(low: float) -> Callable[[str, float], None]:
+    """The check, in `Annotated`, of numbers that must not be below `low`."""
+    return partial(check_range, low=low)
 
-    A whole number may stand where a number is wanted; True is not a number. A `Literal` may stand
-    by itself, in a tuple, or with None.
+
+def above_zero(name: str, value: float) -> None:
+    """Raise ValueError unless a number is above 0; to be used in `Annotated`.
+
+    >>> from raffia.algorithms.efficientzero.config import OptimizerConfig
+    >>> OptimizerConfig(max_grad_norm=0.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: max_grad_norm=0.0 must be above 0
+    """
+    if not value > 0:
+        raise ValueError(f"{name}={value} must be above 0")
+
+
+def _below_one(name: str, value: float) -> None:
+    if not value < 1:
+        raise ValueError(f"{name}={value} must be below 1")
+
+
+PositiveInt = Annotated[int, at_least(1)]
+NonNegativeInt = Annotated[int, at_least(0)]
+PositiveFloat = Annotated[float, above_zero]
+NonNegativeFloat = Annotated[float, at_least(0)]
+Fraction = Annotated[float, partial(check_range, low=0, high=1)]
+PositiveFraction = Annotated[Fraction, above_zero]
+FractionBelowOne = Annotated[Fraction, _below_one]
+
+
+class Checked:
+    """The base of configs: their values are checked when they are made."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+def check_types(config: Any) -> None:
+    """Raise ValueError for a value that is not of its field's type, that its `Literal` does not
+    list, or that is out of its range, in a config and in those that it holds.
+
+    A whole number may stand where a number is wanted; True is not a number. A `Literal`, or a type
+    with a range, may stand by itself, in a tuple, or with None.
 
     >>> from dataclasses import replace
     >>> from raffia.recipes.efficientzero.presets import PRESETS
@@ -35,9 +77,19 @@ def check_types(config: Any) -> None:
     Traceback (most recent call last):
     ...
     ValueError: size=80 must be one of 64, 84, 96
+    >>> from raffia.envs.config import EnvConfig
+    >>> EnvConfig(num_envs=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: num_envs=0 must be at least 1
+    >>> from raffia.algorithms.efficientzero.config import SearchConfig
+    >>> SearchConfig(dirichlet_fraction=25.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: dirichlet_fraction=25.0 must be in 0..1
     """
     kind: type = type(config)
-    choices = _choices(kind)
+    choices, ranges = _choices(kind), _ranges(kind)
     for field in fields(config):
         value, hint = getattr(config, field.name), _hint(config, field.name)
         if not _is_of(hint, value):
@@ -46,6 +98,9 @@ def check_types(config: Any) -> None:
         if field.name in choices:
             for one in value if get_origin(hint) is tuple else (value,):
                 check_choice(field.name, one, choices[field.name])
+        for one in _each(value):
+            for check in ranges[field.name] if one is not None else ():
+                check(field.name, one)
         if is_dataclass(value):
             check_types(value)
 
@@ -107,25 +162,6 @@ def check_above_zero(config: Any, *names: str) -> None:
         value = _number(config, name)
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
-
-
-def check_fraction(config: Any, *names: str, below_one: bool = False) -> None:
-    """Raise ValueError unless the numbers with these names are in 0..1; None is no number.
-
-    below_one: 1 itself is refused.
-
-    >>> from raffia.algorithms.efficientzero.config import SearchConfig
-    >>> SearchConfig(dirichlet_fraction=25.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: dirichlet_fraction=25.0 must be in 0..1
-    """
-    for name in names:
-        value = _number(config, name)
-        if value is not None:
-            check_range(name, value, 0, 1)
-        if below_one and value == 1:
-            raise ValueError(f"{name}={value} must be below 1")
 
 
 def check_alone(setting: str, why: str, others: Mapping[str, bool]) -> None:
@@ -221,6 +257,19 @@ def _hint(config: Any, name: str) -> Any:
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+@cache
+def _ranges(kind: type) -> dict[str, tuple[Callable[[str, Any], None], ...]]:
+    """The checks of the numbers in each field."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: _checks_in(hint) for name, hint in hints.items()}
+
+
+def _checks_in(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated:
+        return (*_checks_in(hint.__origin__), *hint.__metadata__)
+    return tuple(chain.from_iterable(map(_checks_in, get_args(hint))))
 
 
 @cache

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raffia.envs.checked import check_fraction, check_least, check_types
+from raffia.envs.checked import (
+    Checked,
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
 
 EVALUATION_FRAMES = 108_000  # half an hour of play, at 60 frames a second
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtariConfig:
+class AtariConfig(Checked):
     """The standard preprocessing of Atari games (Mnih et al. 2015; Machado et al. 2018).
 
     >>> AtariConfig(size=84, colour=False).frame_skip
@@ -19,13 +25,14 @@ class AtariConfig:
     """
 
     # Frames that an action is repeated; the observation is the maximum of the last two.
-    frame_skip: int = 4
-    noop_max: int = 30  # maximal number of idle frames after a reset
+    frame_skip: PositiveInt = 4
+    noop_max: NonNegativeInt = 30  # maximal number of idle frames after a reset
     size: Literal[64, 84, 96] = 96  # width and height of the picture in pixels
     colour: bool = True  # three colour channels instead of one of grey
     episodic_life: bool = True  # end the episode when a life is lost, in training only
     clip_reward: bool = True  # clip rewards to their sign, in training only
-    sticky: float = 0.0  # probability that the previous action is repeated (sticky actions)
+    # Probability that the previous action is repeated (sticky actions).
+    sticky: FractionBelowOne = 0.0
     # Press FIRE at the start and after each lost life, since some games wait for it.
     press_fire: bool = True
     # Maximal length of an episode in frames of the emulator: 3,000 steps at a frame_skip of 4.
@@ -34,10 +41,7 @@ class AtariConfig:
     evaluation_frames: int = 12_000
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "frame_skip")
-        check_least(self, 0, "noop_max")
-        check_fraction(self, "sticky", below_one=True)
+        super().__post_init__()
         if self.max_frames < self.frame_skip:
             raise ValueError(
                 f"max_frames={self.max_frames} must be at least frame_skip={self.frame_skip}"
@@ -50,7 +54,7 @@ class AtariConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvConfig:
+class EnvConfig(Checked):
     """An environment.
 
     >>> EnvConfig(id="atari/pong", num_envs=4).atari.size
@@ -58,18 +62,16 @@ class EnvConfig:
     """
 
     id: str = "CartPole-v1"  # id of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
-    num_envs: int = 8  # environments that are stepped together, with one search for all of them
-    num_workers: int = 0  # worker processes of the environments; 0: run them in this process
-    step_timeout_seconds: float = 300.0  # time limit of a worker's call in seconds; 0: no limit
+    # Environments that are stepped together, with one search for all of them.
+    num_envs: PositiveInt = 8
+    # Worker processes of the environments; 0: run them in this process.
+    num_workers: NonNegativeInt = 0
+    # Time limit of a worker's call in seconds; 0: no limit.
+    step_timeout_seconds: NonNegativeFloat = 300.0
     # Steps after which an episode is truncated; 0: the environment's own limit.
-    max_episode_steps: int = 0
-    frame_stack: int = 1  # number of most recent observations that are stacked
+    max_episode_steps: NonNegativeInt = 0
+    frame_stack: PositiveInt = 1  # number of most recent observations that are stacked
     atari: AtariConfig = field(default_factory=AtariConfig)
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "num_envs", "frame_stack")
-        check_least(self, 0, "num_workers", "max_episode_steps", "step_timeout_seconds")
 
     @property
     def clips_reward(self) -> bool:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from raffia.envs.checked import check_fraction, check_least, check_types
+from raffia.envs.checked import (
+    Checked,
+    Fraction,
+    NonNegativeInt,
+    PositiveInt,
+    at_least,
+)
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 
 # Settings of runs of earlier versions, by section and name: what they are called now.
@@ -15,7 +21,7 @@ FRACTIONS = ("alpha", "dirichlet_fraction", "discount", "gamma", "tau")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PopulationConfig:
+class PopulationConfig(Checked):
     """Members that learn side by side; after each evaluation the better ones continue, with
     changes.
 
@@ -23,10 +29,10 @@ class PopulationConfig:
     0.95
     """
 
-    size: int = 1  # number of members; 1: a single agent without selection
+    size: PositiveInt = 1  # number of members; 1: a single agent without selection
     # Tournament selection, or truncation: the best replace the worst.
     method: Literal["tournament", "truncation"] = "tournament"
-    tournament_size: int = 2  # members drawn for each slot of the next generation
+    tournament_size: PositiveInt = 2  # members drawn for each slot of the next generation
     elitism: bool = True  # keep the best member unchanged
     # EfficientZero: members learn from the steps of all members, or only from their own.
     replay: Literal["shared", "own"] = "shared"
@@ -38,27 +44,25 @@ class PopulationConfig:
     parameters: float = 0.0  # relative probability of noise on some weights
     activation: float = 0.0  # relative probability of another activation in a head
     architecture: float = 0.0  # relative probability of another architecture of a head
-    new_layer_prob: float = 0.2  # probability that a change of architecture adds or removes a layer
+    # Probability that a change of architecture adds or removes a layer.
+    new_layer_prob: Fraction = 0.2
     # Numbers of nodes to add or remove, of which one is drawn.
-    nodes: tuple[int, ...] = (16, 32, 64)
+    nodes: tuple[PositiveInt, ...] = (16, 32, 64)
     mutation_sd: float = 0.1  # standard deviation of the noise on weights, relative to the weights
     # Hyper-parameters that can change, each as NAME=LOW..HIGH.
     ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
     grow: float = 2.0  # largest factor by which a mutation changes a hyper-parameter
     shrink: float = 0.5  # smallest factor by which a mutation changes a hyper-parameter
     # Probability that a hyper-parameter is redrawn from its whole range instead.
-    resample: float = 0.0
+    resample: Fraction = 0.0
     # Largest factor on the initial hyper-parameters of all members but the first.
-    spread: float = 1.0
+    spread: Annotated[float, at_least(1)] = 1.0
     # Workers that the members are divided among (see engine); 0: one batched program of all.
     # EfficientZero's members then learn separately, which differs from 0 in the last bits.
-    workers: int = 0
+    workers: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "size", "spread", "nodes", "tournament_size")
-        check_least(self, 0, "workers")
-        check_fraction(self, "resample", "new_layer_prob")
+        super().__post_init__()
         if self.workers and (self.size == 1 or self.size % self.workers):
             raise ValueError(
                 f"population.size={self.size} members cannot be divided equally among "

@@ -11,37 +11,40 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from raffia.envs.checked import (
-    check_above_zero,
-    check_fraction,
-    check_least,
-    check_types,
+    Checked,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
 )
 from raffia.hints import check_choice
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """The networks: residual convolutions for images, dense layers for vectors."""
 
-    num_channels: int = 64  # channels of the latent states of images
-    num_res_blocks: int = 1  # residual blocks in each network for images
+    num_channels: PositiveInt = 64  # channels of the latent states of images
+    num_res_blocks: NonNegativeInt = 1  # residual blocks in each network for images
     downsample: bool = True  # make images 16 times smaller (96x96 -> 6x6); not for boards
     flatten: bool = False  # treat images as vectors: best for boards of a few cells
-    latent_state_dim: int = 256  # width of the latent states of vectors
+    latent_state_dim: PositiveInt = 256  # width of the latent states of vectors
     res_connection: bool = True  # for vectors: the dynamics predict the change of the latent state
     # Normalisation of the latent states of vectors: layer normalisation, or a softmax over each
     # eight numbers.
     latent_norm: Literal["LN", "SimNorm"] = "LN"
     # Width of the value prefix's LSTM; 0 for MuZero's networks, which predict each step's reward.
-    lstm_hidden_size: int = 512
-    head_hidden_channels: tuple[int, ...] = (32,)  # widths of the heads' hidden layers
+    lstm_hidden_size: NonNegativeInt = 512
+    head_hidden_channels: tuple[PositiveInt, ...] = (32,)  # widths of the heads' hidden layers
     # Activation of all networks but the representation of vectors, which has GELU.
     activation: Literal["relu", "gelu"] = "relu"
     # Heads whose form a population can mutate (`activation`, `architecture`); they start with
     # head_hidden_channels, and have no normalisation.
     evolvable_heads: bool = False
-    max_head_layers: int = 3  # maximal number of layers of an evolvable head
-    max_head_nodes: int = 128  # maximal number of nodes in each layer of an evolvable head
+    max_head_layers: PositiveInt = 3  # maximal number of layers of an evolvable head
+    max_head_nodes: PositiveInt = 128  # maximal number of nodes in each layer of an evolvable head
     # Categories of the value prefix: start, stop, step.
     reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)
     # Categories of the transformed value h(value): start, stop, step.
@@ -54,28 +57,23 @@ class ModelConfig:
     action_encoding: Literal["one_hot", "not_one_hot"] = "one_hot"  # encoding of discrete actions
     # Standard deviation of continuous actions: predicted from the state, or fixed.
     sigma_type: Literal["conditioned", "fixed"] = "conditioned"
-    fixed_sigma: float = 0.3  # standard deviation with sigma_type "fixed"
+    fixed_sigma: PositiveFloat = 0.3  # standard deviation with sigma_type "fixed"
     # Policy head of continuous actions: as the other heads; or DI-engine's ReparameterizationHead,
     # two hidden layers as wide as their input, with ReLU and without normalisation.
     gaussian_head: Literal["mlp", "reparameterization"] = "mlp"
-    proj_hid: int = 1024  # hidden width of the projection that consistency compares
-    proj_out: int = 1024  # output width of that projection
-    pred_hid: int = 512  # hidden width of the predictor of projections
-    pred_out: int = 1024  # output width of that predictor, equal to proj_out
+    proj_hid: PositiveInt = 1024  # hidden width of the projection that consistency compares
+    proj_out: PositiveInt = 1024  # output width of that projection
+    pred_hid: PositiveInt = 512  # hidden width of the predictor of projections
+    pred_out: PositiveInt = 1024  # output width of that predictor, equal to proj_out
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "num_channels", "latent_state_dim", "head_hidden_channels")
-        check_least(self, 0, "num_res_blocks", "lstm_hidden_size")
-        check_least(self, 1, "proj_hid", "proj_out", "pred_hid", "pred_out")
-        check_above_zero(self, "fixed_sigma")
+        super().__post_init__()
         if self.pred_out != self.proj_out:
             raise ValueError(
                 f"pred_out={self.pred_out} and proj_out={self.proj_out} must be equal, because "
                 "the consistency loss compares a prediction with a projection of the same size"
             )
         check_latent_norm(self.latent_norm, self.latent_state_dim)
-        check_least(self, 1, "max_head_layers", "max_head_nodes")
         if self.evolvable_heads:
             if self.gaussian_head != "mlp":
                 raise ValueError(
@@ -126,98 +124,77 @@ def check_heads(hidden: Sequence[int], max_layers: int, max_nodes: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig:
+class LossConfig(Checked):
     """The loss over a segment of steps."""
 
-    unroll_steps: int = 5  # steps K that the dynamics are unrolled
-    lstm_horizon: int = 5  # steps after which the value prefix restarts
-    policy_weight: float = 1.0  # weight of the policy loss
-    value_weight: float = 0.25  # weight of the value loss
-    value_prefix_weight: float = 1.0  # weight of the value prefix loss
-    consistency_weight: float = 2.0  # weight of the self-supervised consistency loss
+    unroll_steps: PositiveInt = 5  # steps K that the dynamics are unrolled
+    lstm_horizon: PositiveInt = 5  # steps after which the value prefix restarts
+    policy_weight: NonNegativeFloat = 1.0  # weight of the policy loss
+    value_weight: NonNegativeFloat = 0.25  # weight of the value loss
+    value_prefix_weight: NonNegativeFloat = 1.0  # weight of the value prefix loss
+    consistency_weight: NonNegativeFloat = 2.0  # weight of the self-supervised consistency loss
     # Weight of an entropy bonus; 0.005 is common for continuous actions.
-    entropy_weight: float = 0.0
+    entropy_weight: NonNegativeFloat = 0.0
     # Fraction of the gradient that passes to the previous latent state; 1: all of it.
-    gradient_scale: float = 0.5
+    gradient_scale: Fraction = 0.5
     # Kinds of episode ends after which value 0 and a constant prefix are learnt; after other ends
     # nothing is learnt.
     absorb: tuple[Literal["terminated", "truncated"], ...] = ("terminated",)
     augmentation: tuple[Literal["shift", "intensity"], ...] = ()  # random changes of images
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "unroll_steps", "lstm_horizon")
-        check_least(self, 0, "policy_weight", "value_weight", "value_prefix_weight")
-        check_least(self, 0, "consistency_weight", "entropy_weight")
-        check_fraction(self, "gradient_scale")
-
 
 @dataclass(frozen=True, kw_only=True)
-class TargetConfig:
+class TargetConfig(Checked):
     """The targets of the networks' outputs."""
 
-    discount: float = 0.997  # discount per step of the agent
-    n_step: int = 5  # number of rewards in the value target, before the bootstrap value
+    discount: PositiveFraction = 0.997  # discount per step of the agent
+    n_step: PositiveInt = 5  # number of rewards in the value target, before the bootstrap value
     # The bootstrap value: the target network's value, or the root value of the stored search.
     bootstrap: Literal["network", "search"] = "network"
-    target_interval: int = 200  # updates between copies of the weights into the target network
-    reanalyze_ratio: float = 0.99  # fraction of a batch whose policy targets are searched again
+    # Updates between copies of the weights into the target network.
+    target_interval: PositiveInt = 200
+    reanalyze_ratio: Fraction = 0.99  # fraction of a batch whose policy targets are searched again
     reanalyze_noise: bool = True  # reanalyze with exploration noise at the root, as when acting
     # Use a smaller n_step for older data, which another policy has played.
     correct_horizon: bool = True
     # Age, as a fraction of training, at which n_step decreases by one.
-    horizon_fraction: float = 0.3
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_fraction(self, "discount", "reanalyze_ratio")
-        check_above_zero(self, "discount")
-        check_least(self, 1, "n_step", "target_interval")
-        check_least(self, 0, "horizon_fraction")
+    horizon_fraction: NonNegativeFloat = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """The optimizer of the networks."""
 
     name: Literal["sgd", "adamw"] = "sgd"  # the optimizer: SGD with momentum, or AdamW
-    learning_rate: float = 0.2  # learning rate after the warm-up
-    momentum: float = 0.9  # momentum of SGD
-    weight_decay: float = 1e-4  # weight decay; decoupled from the gradient in AdamW
-    max_grad_norm: float = 5.0  # gradients are clipped to this norm
-    warmup_fraction: float = 0.01  # fraction of all updates in which the learning rate rises from 0
+    learning_rate: NonNegativeFloat = 0.2  # learning rate after the warm-up
+    momentum: Fraction = 0.9  # momentum of SGD
+    weight_decay: NonNegativeFloat = 1e-4  # weight decay; decoupled from the gradient in AdamW
+    max_grad_norm: PositiveFloat = 5.0  # gradients are clipped to this norm
+    # Fraction of all updates in which the learning rate rises from 0.
+    warmup_fraction: Fraction = 0.01
     # Updates after each of which the learning rate is multiplied by decay_rate.
-    decay_updates: int = 100_000
-    decay_rate: float = 0.1  # factor of the learning rate after each decay_updates updates
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "learning_rate", "weight_decay", "decay_rate")
-        check_least(self, 1, "decay_updates")
-        check_fraction(self, "momentum", "warmup_fraction")
-        check_above_zero(self, "max_grad_norm")
+    decay_updates: PositiveInt = 100_000
+    # Factor of the learning rate after each decay_updates updates.
+    decay_rate: NonNegativeFloat = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchConfig:
+class SearchConfig(Checked):
     """The search of the agent."""
 
     # MuZero's search (PUCT), or Gumbel MuZero's (sequential halving).
     policy: Literal["muzero", "gumbel"] = "muzero"
-    num_simulations: int = 50  # simulations of each search
-    dirichlet_alpha: float = 0.3  # concentration of the Dirichlet noise in the root's prior
-    dirichlet_fraction: float = 0.25  # fraction of noise in the root's prior; 0 when evaluating
-    max_considered: int = 16  # actions tried at the root by the gumbel policy
-    num_sampled_actions: int = 20  # continuous actions tried at each node
+    num_simulations: PositiveInt = 50  # simulations of each search
+    dirichlet_alpha: PositiveFloat = 0.3  # concentration of the Dirichlet noise in the root's prior
+    dirichlet_fraction: Fraction = 0.25  # fraction of noise in the root's prior; 0 when evaluating
+    max_considered: PositiveInt = 16  # actions tried at the root by the gumbel policy
+    num_sampled_actions: PositiveInt = 20  # continuous actions tried at each node
     temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # temperatures T of action ~ visits^(1/T)
     # Fractions of training at which each of the temperatures begins.
     temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "num_simulations", "max_considered", "num_sampled_actions")
-        check_above_zero(self, "dirichlet_alpha")
-        check_fraction(self, "dirichlet_fraction")
+        super().__post_init__()
         if not all(temperature >= 0 for temperature in self.temperatures):
             raise ValueError(f"temperatures={self.temperatures} must all be 0 or more")
         starts = self.temperature_from
@@ -241,7 +218,7 @@ class SearchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EfficientZeroConfig:
+class EfficientZeroConfig(Checked):
     """The settings of an agent; the run's settings add its length and environment.
 
     >>> EfficientZeroConfig(search=SearchConfig(num_simulations=25)).targets.n_step
@@ -258,7 +235,7 @@ class EfficientZeroConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         if not self.model.lstm_hidden_size and self.loss.lstm_horizon != 1:
             raise ValueError(
                 f"lstm_hidden_size=0 and lstm_horizon={self.loss.lstm_horizon}: without an LSTM "

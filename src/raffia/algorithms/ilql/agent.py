@@ -12,9 +12,9 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import wraps
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_type_hints
 
 import torch
 from torch import Tensor
@@ -65,10 +65,10 @@ PARTS: dict[str, type] = {
 }
 NETWORKS = ("trunk", "policy", "target")  # which networks there are, not how they act
 SETTINGS = {  # attribute -> part of the config, field, type
-    "lr" if field.name == "learning_rate" else field.name: (part, field.name, str(field.type))
+    "lr" if name == "learning_rate" else name: (part, name, hint)
     for part, kind in PARTS.items()
-    for field in fields(kind)
-    if field.name not in NETWORKS
+    for name, hint in get_type_hints(kind).items()
+    if name not in NETWORKS
 }
 
 
@@ -135,7 +135,7 @@ class ILQL(AgentNetworks):
 
     # Those that are numbers and may differ between members of a population.
     hyper_names = (
-        *(name for name, (_, _, kind) in SETTINGS.items() if kind.startswith("float")),
+        *(name for name, (_, _, hint) in SETTINGS.items() if hint in (float, float | None)),
         "batch_size",
     )
 

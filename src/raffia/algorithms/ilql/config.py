@@ -9,30 +9,34 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, get_args
 
 from raffia.envs.checked import (
-    check_above_zero,
-    check_fraction,
-    check_least,
-    check_types,
+    Checked,
+    Fraction,
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
 )
 from raffia.hints import check_choice
 from raffia.lm.decoding.config import DecodeConfig as DecodeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrunkConfig:
+class TrunkConfig(Checked):
     """A causal language model, by default of the shape of the small GPT-2."""
 
     # Raffia's GPT, or a model of `transformers` as its folder defines it, of which only the sizes
     # that it has are used.
     kind: Literal["gpt", "transformers"] = "gpt"
-    vocab_size: int = 50257  # number of tokens in the vocabulary
-    n_layer: int = 12  # number of layers
-    n_head: int = 12  # attention heads in each layer
-    n_embd: int = 768  # width of the hidden states
-    block_size: int = 1024  # longest context in tokens
-    dim_feedfwd: int | None = None  # width of the feed-forward layers; None: 4 n_embd
-    dropout: float = 0.0  # dropout in training; GPT-2's is 0.1
-    layer_norm_eps: float = 1e-5  # epsilon of the layer normalisations
+    vocab_size: PositiveInt = 50257  # number of tokens in the vocabulary
+    n_layer: PositiveInt = 12  # number of layers
+    n_head: PositiveInt = 12  # attention heads in each layer
+    n_embd: PositiveInt = 768  # width of the hidden states
+    block_size: PositiveInt = 1024  # longest context in tokens
+    dim_feedfwd: PositiveInt | None = None  # width of the feed-forward layers; None: 4 n_embd
+    dropout: FractionBelowOne = 0.0  # dropout in training; GPT-2's is 0.1
+    layer_norm_eps: PositiveFloat = 1e-5  # epsilon of the layer normalisations
     bias: bool = True  # biases in linear layers and layer normalisations
     # Learned position embeddings, or rotary ones.
     positions: Literal["learned", "rotary"] = "learned"
@@ -42,11 +46,7 @@ class TrunkConfig:
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "vocab_size", "n_layer", "n_head", "n_embd", "block_size")
-        check_above_zero(self, "layer_norm_eps")
-        check_least(self, 1, "dim_feedfwd")
-        check_fraction(self, "dropout", below_one=True)
+        super().__post_init__()
         if self.n_embd % self.n_head:
             heads = [n for n in range(1, min(self.n_head, self.n_embd) + 1) if self.n_embd % n == 0]
             raise ValueError(
@@ -56,7 +56,7 @@ class TrunkConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ILQLModelConfig:
+class ILQLModelConfig(Checked):
     """The networks: which trunks there are, and the heads on them.
 
     Trunk passes of one update, a backward pass counted as two: 7 with a target trunk and a separate
@@ -81,36 +81,33 @@ class ILQLModelConfig:
     # Heads whose form a population can mutate (`activation`, `architecture`); they start with a
     # layer of 2 n_embd nodes.
     evolvable_heads: bool = False
-    max_head_layers: int = 3  # maximal number of layers of an evolvable head
+    max_head_layers: PositiveInt = 3  # maximal number of layers of an evolvable head
     # Maximal number of nodes in each layer of an evolvable head; None: 4 n_embd.
-    max_head_nodes: int | None = None
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "max_head_layers", "max_head_nodes")
+    max_head_nodes: PositiveInt | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ILQLLossConfig:
+class ILQLLossConfig(Checked):
     """The weights of the loss terms. A term of weight 0 costs nothing."""
 
-    gamma: float = 0.99  # discount per token of the agent
+    gamma: Fraction = 0.99  # discount per token of the agent
     # Expectile of V: 0.5 is the mean of the data's values, towards 1 the best of them.
-    tau: float = 0.6
+    tau: Fraction = 0.6
     # Inverse temperature of advantage weights in the policy loss; 0: all tokens count equally.
-    beta: float = 0.0
+    beta: NonNegativeFloat = 0.0
     exp_weights: bool = True  # weights exp(beta A); else beta where A > 0 and 1 - beta elsewhere
-    transition_weight: float = 0.0  # weight in the policy loss of tokens that are not the agent's
-    clip_weight: float | None = None  # maximum of the advantage weights; None: no maximum
+    # Weight in the policy loss of tokens that are not the agent's.
+    transition_weight: NonNegativeFloat = 0.0
+    clip_weight: PositiveFloat | None = None  # maximum of the advantage weights; None: no maximum
     value_min: float | None = None  # minimum of target Q values; None: no minimum
     value_max: float | None = None  # maximum of target Q values; None: no maximum
-    awac_weight: float = 1.0  # weight of the policy loss
-    v_weight: float = 1.0  # weight of the V loss
-    q_weight: float = 1.0  # weight of the Q loss
-    cql_weight: float = 0.01  # weight of the conservative (CQL) loss
-    cql_temp: float = 1.0  # temperature of the CQL loss
-    dm_weight: float = 0.0  # weight of the margin loss
-    dm_margin: float = 0.0  # margin of that loss
+    awac_weight: NonNegativeFloat = 1.0  # weight of the policy loss
+    v_weight: NonNegativeFloat = 1.0  # weight of the V loss
+    q_weight: NonNegativeFloat = 1.0  # weight of the Q loss
+    cql_weight: NonNegativeFloat = 0.01  # weight of the conservative (CQL) loss
+    cql_temp: PositiveFloat = 1.0  # temperature of the CQL loss
+    dm_weight: NonNegativeFloat = 0.0  # weight of the margin loss
+    dm_margin: NonNegativeFloat = 0.0  # margin of that loss
     mc_returns: bool = False  # train V on the returns of the data instead of on Q
     # The backup of Q after the reward: V of the next state, or the largest target Q.
     backup: Literal["expectile", "max"] = "expectile"
@@ -119,11 +116,7 @@ class ILQLLossConfig:
     mask: Literal["strict", "published"] = "strict"
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_fraction(self, "gamma", "tau")
-        check_least(self, 0, "awac_weight", "v_weight", "q_weight", "cql_weight", "dm_weight")
-        check_least(self, 0, "transition_weight", "beta", "dm_margin")
-        check_above_zero(self, "cql_temp", "clip_weight")
+        super().__post_init__()
         if not self.exp_weights and not 0 <= self.beta <= 1:
             raise ValueError(
                 f"beta={self.beta} must be in 0..1: without exp_weights it is used as a weight "
@@ -159,43 +152,33 @@ class ILQLLossConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetConfig:
+class TargetConfig(Checked):
     """How the target network follows: target <- (1 - alpha) target + alpha online."""
 
-    alpha: float = 0.005  # fraction that the target network moves towards the online one; 1: a copy
-    interval: int = 1  # updates between moves
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_fraction(self, "alpha")
-        check_least(self, 1, "interval")
+    # Fraction that the target network moves towards the online one; 1: a copy.
+    alpha: Fraction = 0.005
+    interval: PositiveInt = 1  # updates between moves
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """How parameters follow their gradients: AdamW, or Adam where nothing decays."""
 
-    learning_rate: float = 1e-5  # learning rate of the trunk, after the warm-up
-    value_rate: float = 1.0  # learning rate of the V and Q heads, as a multiple of the trunk's
-    weight_decay: float = 0.0  # decoupled weight decay; 0: Adam
-    beta1: float = 0.9  # decay of the mean of gradients
-    beta2: float = 0.999  # decay of the mean of squared gradients
-    max_grad_norm: float | None = 1.0  # gradients are clipped to this norm; None: never
-    warmup_updates: int = 0  # updates in which the learning rate rises from 0
+    learning_rate: NonNegativeFloat = 1e-5  # learning rate of the trunk, after the warm-up
+    # Learning rate of the V and Q heads, as a multiple of the trunk's.
+    value_rate: NonNegativeFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0  # decoupled weight decay; 0: Adam
+    beta1: FractionBelowOne = 0.9  # decay of the mean of gradients
+    beta2: FractionBelowOne = 0.999  # decay of the mean of squared gradients
+    max_grad_norm: PositiveFloat | None = 1.0  # gradients are clipped to this norm; None: never
+    warmup_updates: NonNegativeInt = 0  # updates in which the learning rate rises from 0
     # How the learning rate falls over the run.
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    final_share: float = 0.1  # learning rate at the end of the run, as a fraction of the highest
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "learning_rate", "value_rate", "weight_decay", "warmup_updates")
-        check_fraction(self, "final_share")
-        check_fraction(self, "beta1", "beta2", below_one=True)
-        check_above_zero(self, "max_grad_norm")
+    final_share: Fraction = 0.1  # learning rate at the end of the run, as a fraction of the highest
 
 
 @dataclass(frozen=True, kw_only=True)
-class ILQLConfig:
+class ILQLConfig(Checked):
     """The agent; how long it trains, and on what, is in the config of the run.
 
     >>> ILQLConfig(loss=ILQLLossConfig(tau=0.9)).target.alpha
@@ -209,12 +192,10 @@ class ILQLConfig:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     # Precision of matrix products, by autocast.
     precision: Literal["float32", "bfloat16"] = "float32"
-    keep_best: float = 1.0  # fraction of the dialogues, the best by return, to train on
+    keep_best: PositiveFraction = 1.0  # fraction of the dialogues, the best by return, to train on
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_fraction(self, "keep_best")
-        check_above_zero(self, "keep_best")
+        super().__post_init__()
         loss = self.loss
         if self.model.per_token:
             return

@@ -3,46 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from raffia.envs.checked import (
-    check_above_zero,
-    check_fraction,
-    check_least,
-    check_types,
+    Checked,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    at_least,
 )
 
 SUPPORT = 0.95  # probability of the policy that values choose within
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenPlanConfig:
+class TokenPlanConfig(Checked):
     """How far planning over tokens looks: a search before each token.
 
     >>> TokenPlanConfig(num_simulations=32).num_candidates
     8
     """
 
-    num_simulations: int = 16  # simulations for each token; 0: no search
-    num_candidates: int = 8  # tokens tried at each node: the most likely ones
-    max_depth: int = 8  # number of tokens to look ahead
-    discount: float = 0.99  # discount per token, as in training
+    num_simulations: NonNegativeInt = 16  # simulations for each token; 0: no search
+    # Tokens tried at each node: the most likely ones.
+    num_candidates: Annotated[int, at_least(2)] = 8
+    max_depth: PositiveInt = 8  # number of tokens to look ahead
+    discount: Fraction = 0.99  # discount per token, as in training
     policy: Literal["muzero", "gumbel"] = "gumbel"  # Gumbel MuZero's search, or MuZero's (PUCT)
     # Rewards before the utterance's end: none, or those implied by the values, Q - discount V'.
     inner_reward: Literal["none", "implied"] = "none"
     # Gumbel: scale of the noise; muzero: temperature of the visits; 0: take the best.
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "max_depth")
-        check_least(self, 2, "num_candidates")
-        check_fraction(self, "discount")
-        check_least(self, 0, "num_simulations", "noise")
+    noise: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
+class DecodeConfig(Checked):
     """How the agent decodes: the policy's logits, moved by the advantage of each next token.
 
     >>> DecodeConfig(num_beams=8, adv_weight=4.0).needs_values
@@ -51,40 +48,36 @@ class DecodeConfig:
     False
     """
 
-    temperature: float = 1.0  # divides the policy's logits, not the advantage's part
-    top_k: int | None = None  # keep only the k most likely tokens by the logits; None: all
+    temperature: PositiveFloat = 1.0  # divides the policy's logits, not the advantage's part
+    top_k: PositiveInt | None = None  # keep only the k most likely tokens by the logits; None: all
     # Keep only the most likely tokens that reach this probability by the logits; 1: all. None: 0.95
     # where values choose, since values of tokens that the data lack are noise, else all.
-    top_p: float | None = None
+    top_p: Fraction | None = None
     include_logits: bool = True  # score tokens by the policy's logits
     include_adv: bool = True  # score tokens by their advantage
     # Add adv_weight A; else log(adv_weight) or log(1 - adv_weight), by the sign of A.
     exp_adv: bool = True
-    adv_weight: float = 1.0  # weight of the advantage
+    adv_weight: NonNegativeFloat = 1.0  # weight of the advantage
     adv_clip: float | None = None  # maximum of the advantage's part; None: no maximum
-    num_beams: int | None = None  # width of a beam search, 1 being greedy; None: sample
-    num_generations: int = 1  # texts for each prompt; of a beam search the best beams
+    num_beams: PositiveInt | None = None  # width of a beam search, 1 being greedy; None: sample
+    num_generations: PositiveInt = 1  # texts for each prompt; of a beam search the best beams
     # Score by which a prompt's texts are sorted, best first; None: leave them in their order.
     rerank: Literal["log_prob", "advantage", "value"] | None = None
     # Maximal number of new tokens; None: as many as the context holds.
-    max_new_tokens: int | None = None
+    max_new_tokens: PositiveInt | None = None
     # Compute KL, advantages and values for reports even if decoding does not need them.
     report_all: bool = False
     # A tree search before each token, whose prior is all of the above.
     plan: TokenPlanConfig = field(default_factory=lambda: TokenPlanConfig(num_simulations=0))
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         if self.temperature == 0:
             raise ValueError(
                 "temperature=0 would divide by 0: to always choose the best token pass "
                 "num_beams=1, or top_k=1 for the policy's likeliest token without regard to "
                 "advantages"
             )
-        check_above_zero(self, "temperature")
-        check_least(self, 0, "adv_weight")
-        check_least(self, 1, "num_generations", "top_k", "num_beams", "max_new_tokens")
-        check_fraction(self, "top_p")
         if self.include_adv and not self.exp_adv and not 0 < self.adv_weight < 1:
             raise ValueError(
                 f"adv_weight={self.adv_weight} must be between 0 and 1 with exp_adv=False, where "

@@ -8,12 +8,14 @@ from typing import ClassVar, Literal
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import (
-    check_above_zero,
+    Checked,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     check_alone,
     check_divisible,
-    check_fraction,
-    check_least,
-    check_types,
     short_repr,
 )
 from raffia.envs.config import EnvConfig
@@ -51,7 +53,7 @@ MAY_CHANGE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedDataConfig:
+class RecordedDataConfig(Checked):
     """Recorded episodes, which fill the replay before the first update."""
 
     # Files and folders of episodes, or ids of Minari data sets: whatever
@@ -63,11 +65,10 @@ class RecordedDataConfig:
     complete: bool = False  # take missing rewards as 0, and episodes without an end as truncated
     # Learn from the files alone, with this many updates, and play evaluations only; 0: continue to
     # collect.
-    num_updates: int = 0
+    num_updates: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "num_updates")
+        super().__post_init__()
         for pair in self.columns:
             if not pair.partition("=")[0] or "=" not in pair:
                 raise ValueError(f"columns: {pair!r} is not NAME=MEANING, such as state=obs")
@@ -84,73 +85,56 @@ class RecordedDataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(Checked):
     """The replay buffer and its draws."""
 
-    capacity: int = 100_000  # number of steps that the buffer holds
-    batch_size: int = 256  # segments in a batch
-    alpha: float = 0.6  # exponent of priorities; 0: all steps are equally likely
-    beta: float = 0.4  # importance exponent at the start; it rises to 1 over the run
+    capacity: PositiveInt = 100_000  # number of steps that the buffer holds
+    batch_size: PositiveInt = 256  # segments in a batch
+    alpha: NonNegativeFloat = 0.6  # exponent of priorities; 0: all steps are equally likely
+    beta: Fraction = 0.4  # importance exponent at the start; it rises to 1 over the run
     on_disk: bool = False  # store steps in files of the run folder, if memory cannot hold them
     # Parts of the replay, each of some of the environments, from which batches are drawn in equal
     # numbers; changes the run unless 1. Reanalyzers then hold the frames of their shards.
-    shards: int = 1
+    shards: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "capacity", "batch_size", "shards")
+        super().__post_init__()
         check_divisible("replay.batch_size", self.batch_size, "replay.shards", self.shards)
-        check_least(self, 0, "alpha")
-        check_fraction(self, "beta")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig:
+class CollectConfig(Checked):
     """The numbers of steps and updates."""
 
-    num_env_steps: int = 100_000  # steps of all environments together
-    random_env_steps: int = 2_000  # steps with random actions before the first update
-    updates_per_env_step: float = 1.0  # updates for each environment step
-    extra_updates: int = 0  # updates after the last step (or data.num_updates), without new data
-    rollout_length: int = 1  # steps of each environment between updates
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "num_env_steps", "rollout_length")
-        check_least(self, 0, "random_env_steps", "extra_updates")
-        check_above_zero(self, "updates_per_env_step")
+    num_env_steps: PositiveInt = 100_000  # steps of all environments together
+    random_env_steps: NonNegativeInt = 2_000  # steps with random actions before the first update
+    updates_per_env_step: PositiveFloat = 1.0  # updates for each environment step
+    # Updates after the last step (or data.num_updates), without new data.
+    extra_updates: NonNegativeInt = 0
+    rollout_length: PositiveInt = 1  # steps of each environment between updates
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(Checked):
     """Evaluations: whole episodes without noise."""
 
-    every_env_steps: int = 10_000  # environment steps between evaluations
+    every_env_steps: PositiveInt = 10_000  # environment steps between evaluations
     # Updates between evaluations of runs that do not play, see data.num_updates.
-    every_updates: int = 1_000
-    num_episodes: int = 16  # episodes of an evaluation
-    num_simulations: int = 0  # simulations of each search; 0: as many as when acting
-    max_steps: int = 27_000  # maximal length of an episode
+    every_updates: PositiveInt = 1_000
+    num_episodes: PositiveInt = 16  # episodes of an evaluation
+    num_simulations: NonNegativeInt = 0  # simulations of each search; 0: as many as when acting
+    max_steps: PositiveInt = 27_000  # maximal length of an episode
     target_return: float | None = None  # mean return at which the run ends
     opponent: Literal["random", "rule", "perfect"] = "perfect"  # opponent in two-player games
     record: Literal["none", "gif", "mp4"] = "none"  # film of each evaluation (extra: video)
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "every_env_steps", "every_updates", "num_episodes", "max_steps")
-        check_least(self, 0, "num_simulations")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Checked):
     """Checkpoints for a resume."""
 
-    every_updates: int = 1_000  # updates between checkpoints
-    keep: int = 3  # number of newest checkpoints to keep, besides the best one
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "every_updates", "keep")
+    every_updates: PositiveInt = 1_000  # updates between checkpoints
+    keep: PositiveInt = 3  # number of newest checkpoints to keep, besides the best one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +158,8 @@ class EfficientZeroRun(EfficientZeroConfig):
 
     seed: int = 0  # seed of all randomness of the run
     device: str = "cpu"  # device of networks and gradients, such as cuda or cuda:1
-    num_threads: int = 1  # threads of torch and search; more pay for large networks on idle cores
+    # Threads of torch and search; more pay for large networks on idle cores.
+    num_threads: PositiveInt = 1
     # Initial weights: the folder of another run, whose best checkpoint is used, or a checkpoint of
     # LightZero (.pth.tar); empty: random weights. A resumed run continues with its own.
     init_from: str = ""
@@ -196,7 +181,6 @@ class EfficientZeroRun(EfficientZeroConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 1, "num_threads")
         check_range("num_threads", self.num_threads, 1, 1024)  # torch dies of too many
         if not self.num_updates:
             raise ValueError(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import (
-    check_above_zero,
+    Checked,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    at_least,
     check_alone,
-    check_least,
-    check_types,
     short_repr,
 )
 from raffia.hints import check_range
@@ -43,7 +46,7 @@ MAY_CHANGE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DialogueDataConfig:
+class DialogueDataConfig(Checked):
     """Logged dialogues in files, where the task is "data"."""
 
     files: tuple[str, ...] = ()  # files of dialogues: .jsonl, .json, .jsonl.gz, .parquet
@@ -61,7 +64,8 @@ class DialogueDataConfig:
     # Add the special tokens that another library's tokenizer lacks, where there is no chat template
     # to write dialogues by.
     add_special_tokens: bool = False
-    max_len: int | None = None  # maximal length of a row in tokens; None: the model's context
+    # Maximal length of a row in tokens; None: the model's context.
+    max_len: Annotated[int, at_least(2)] | None = None
     too_long: Literal["refuse", "cut", "skip"] = "refuse"  # what to do with a longer row
     malformed: Literal["refuse", "skip"] = "refuse"  # what to do with a malformed row
     # Reward of each of the agent's tokens; below 0 it makes the agent brief.
@@ -69,14 +73,13 @@ class DialogueDataConfig:
     held_out: float = 0.05  # fraction of the rows that is held out for evaluation
     split_seed: int = 0  # seed of the choice of held-out rows
     # Lengths that batches are padded to; empty: the length of their longest row.
-    buckets: tuple[int, ...] = ()
+    buckets: tuple[PositiveInt, ...] = ()
     # Batches whose rows are sorted by length together: less padding, for trunks that compute it.
     # But if length and return are correlated, V comes out too high: see `DialogueDataset`.
-    sort_window: int = 1
+    sort_window: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "sort_window", "buckets")
+        super().__post_init__()
         if self.chat_template and self.tokenizer in ("characters", "words"):
             raise ValueError(
                 "chat_template=True needs the tokenizer of a Hugging Face model, but "
@@ -90,7 +93,6 @@ class DialogueDataConfig:
         for pair in self.roles:
             if pair.partition("=")[2] not in ("agent", "environment"):
                 raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
-        check_least(self, 2, "max_len")
         if not 0 < self.held_out < 1:
             raise ValueError(
                 f"held_out={self.held_out} must be between 0 and 1: without held-out rows there "
@@ -99,7 +101,7 @@ class DialogueDataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
+class LoRAConfig(Checked):
     """Low-rank adapters of a language model's layers, which are learnt while its weights stay
     frozen.
 
@@ -107,8 +109,9 @@ class LoRAConfig:
     16.0
     """
 
-    rank: int = 0  # rank of the adapters; 0: no adapters, the whole language model learns
-    alpha: float = 16.0  # scale of the adapters: they are multiplied by alpha / rank
+    # Rank of the adapters; 0: no adapters, the whole language model learns.
+    rank: NonNegativeInt = 0
+    alpha: PositiveFloat = 16.0  # scale of the adapters: they are multiplied by alpha / rank
     dropout: float = 0.0  # dropout of the adapters' inputs
     # Layers with adapters, by the last part of their names, such as c_attn; empty: those of the
     # attention that compute queries, keys and values.
@@ -118,9 +121,7 @@ class LoRAConfig:
     learn_embeddings: bool | None = None
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "rank")
-        check_above_zero(self, "alpha")
+        super().__post_init__()
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
         if not self.rank and (self.dropout or self.layers or self.learn_embeddings is not None):
@@ -131,23 +132,22 @@ class LoRAConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptsConfig:
+class ScriptsConfig(Checked):
     """The scripted players of the logged games, with the relative frequency of each.
 
     >>> ScriptsConfig(expert=0.15, fair=0.85, random=0, wrong=0, stuck=0, non_word=0).fractions()
     {'expert': 0.15, 'fair': 0.85}
     """
 
-    expert: float = 0.15  # plays the most informative guess
-    fair: float = 0.25  # plays any word that can be the secret
-    random: float = 0.25  # plays any word
-    wrong: float = 0.1  # plays a word that cannot be the secret
-    stuck: float = 0.2  # plays a fair guess, and repeats it
-    non_word: float = 0.05  # plays letters that are not a word
+    expert: NonNegativeFloat = 0.15  # plays the most informative guess
+    fair: NonNegativeFloat = 0.25  # plays any word that can be the secret
+    random: NonNegativeFloat = 0.25  # plays any word
+    wrong: NonNegativeFloat = 0.1  # plays a word that cannot be the secret
+    stuck: NonNegativeFloat = 0.2  # plays a fair guess, and repeats it
+    non_word: NonNegativeFloat = 0.05  # plays letters that are not a word
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, *asdict(self))
+        super().__post_init__()
         if not sum(asdict(self).values()) > 0:
             raise ValueError("no script plays: give at least one a weight, such as fair=1.0")
 
@@ -161,44 +161,39 @@ class ScriptsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BranchingSettings:
+class BranchingSettings(Checked):
     """Games for which one step of improvement is not enough: how many of each kind per secret.
 
     See `raffia.lm.envs.wordle.data`.
     """
 
-    num_expert: int = 1  # games of the expert for each secret
-    num_adversarial: int = 3  # misleading games for each secret
-    num_slow: int = 3  # slow games for each secret
-    num_repeats: int = 3  # repetitions of the first word in slow games
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "num_expert", "num_adversarial", "num_slow", "num_repeats")
+    num_expert: PositiveInt = 1  # games of the expert for each secret
+    num_adversarial: PositiveInt = 3  # misleading games for each secret
+    num_slow: PositiveInt = 3  # slow games for each secret
+    num_repeats: PositiveInt = 3  # repetitions of the first word in slow games
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordleConfig:
+class WordleConfig(Checked):
     """Wordle: the game, and games of scripted players to learn from."""
 
-    num_words: int = 24  # number of words, from the built-in list or from the file; 0: all
+    # Number of words, from the built-in list or from the file; 0: all.
+    num_words: NonNegativeInt = 24
     words: str = ""  # path of a file with a word on each line; empty: the built-in list
     # Tokens are whole words and rows of colours, or single letters and colours.
     layout: Literal["words", "letters"] = "words"
     # Number of words that are guessed in the data but are never the secret there; games with these
     # as secrets are a separate evaluation.
-    num_held_out: int = 0
+    num_held_out: NonNegativeInt = 0
     # Kind of games to learn from: of the scripts, or branching ones.
     games: Literal["scripts", "branching"] = "scripts"
-    num_games: int = 4_000  # number of games by scripts
+    num_games: PositiveInt = 4_000  # number of games by scripts
     data_seed: int = 0  # seed of words and games; the run's seed does not change them
     scripts: ScriptsConfig = field(default_factory=ScriptsConfig)
     branching: BranchingSettings = field(default_factory=BranchingSettings)
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "num_words", "num_held_out")
-        check_least(self, 1, "num_games")
+        super().__post_init__()
         if self.num_words and self.num_held_out >= self.num_words:
             raise ValueError(
                 f"num_held_out={self.num_held_out} of num_words={self.num_words} leaves no secret "
@@ -207,12 +202,13 @@ class WordleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ILQLEvaluateConfig:
+class ILQLEvaluateConfig(Checked):
     """Evaluations: games that the agent plays, or losses on held-out rows."""
 
-    every_updates: int = 500  # updates between evaluations
-    num_episodes: int = 256  # games of an evaluation; on data: maximal number of held-out rows
-    batch_size: int = 256  # games or rows that are computed together
+    every_updates: PositiveInt = 500  # updates between evaluations
+    # Games of an evaluation; on data: maximal number of held-out rows.
+    num_episodes: PositiveInt = 256
+    batch_size: PositiveInt = 256  # games or rows that are computed together
     # Further evaluations with `decode` at these weights of the advantage; 0 is the policy alone.
     # This shows the effect of the values.
     adv_weights: tuple[float, ...] = ()
@@ -223,8 +219,7 @@ class ILQLEvaluateConfig:
     env: str = ""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "every_updates", "num_episodes", "batch_size")
+        super().__post_init__()
         if any(not weight >= 0 for weight in self.adv_weights):
             raise ValueError(f"adv_weights={self.adv_weights} must be 0 or more")
         if self.env and not all(self.env.rpartition(":")):
@@ -246,7 +241,7 @@ class ILQLRun(ILQLConfig):
     device: str = "cpu"  # device of networks and gradients, such as cuda or cuda:1
     # Threads of torch; 0: one for small networks, which more threads would slow down, else torch's
     # default, all cores. It is fixed when the run starts: other numbers differ in the last bits.
-    num_threads: int = 0
+    num_threads: NonNegativeInt = 0
     # Games of Wordle by scripted players, or dialogues in files.
     task: Literal["wordle", "data"] = "wordle"
 
@@ -258,9 +253,10 @@ class ILQLRun(ILQLConfig):
     language_model: str = ""
     # Low-rank adapters of a pretrained language model (LoRA).
     lora: LoRAConfig = field(default_factory=LoRAConfig)
-    num_updates: int = 2_000  # updates of the whole run
-    batch_size: int = 64  # dialogues in a batch
-    num_micro_batches: int = 1  # equal parts of a batch, one after the other, to need less memory
+    num_updates: PositiveInt = 2_000  # updates of the whole run
+    batch_size: PositiveInt = 64  # dialogues in a batch
+    # Equal parts of a batch, one after the other, to need less memory.
+    num_micro_batches: PositiveInt = 1
     compile: bool = False  # use torch.compile for the gradients; pays on a GPU
     learners: LearnersConfig = field(default_factory=LearnersConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -271,9 +267,7 @@ class ILQLRun(ILQLConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 0, "num_threads")
         check_range("num_threads", self.num_threads, 0, 1024)  # torch dies of too many
-        check_least(self, 1, "num_updates", "batch_size", "num_micro_batches")
         if self.batch_size % self.num_micro_batches:
             raise ValueError(
                 f"batch_size={self.batch_size} cannot be divided into "
