@@ -213,33 +213,20 @@ def gumbel(run: EfficientZeroRun) -> EfficientZeroRun:
     return replace(run, search=replace(run.search, policy="gumbel"))
 
 
-PRESETS: Presets[EfficientZeroRun] = Presets(
-    {
-        "smoke": SMOKE,
-        "cartpole": CARTPOLE,
-        "cartpole-muzero": muzero(CARTPOLE),
-        "cartpole-gumbel": gumbel(CARTPOLE),
-        "cartpole-gumbel-muzero": gumbel(muzero(CARTPOLE)),
-        "lunarlander": LUNARLANDER,
-        "pendulum": PENDULUM,
-        "tictactoe": TICTACTOE,
-        "connect4": CONNECT4,
-        "minatar-breakout": MINATAR_BREAKOUT,
-        "atari-pong": ATARI_PONG,
-        "atari100k": ATARI_100K,
-    }
-)
-SUMMARIES: dict[str, str] = {  # one line each, shown next to the environment
-    "smoke": "tiny networks, a few seconds: a smoke test",
-    "cartpole": "learns to balance the pole in minutes on two cores",
-    "cartpole-muzero": "... as MuZero: no prefix, consistency or reanalyze",
-    "cartpole-gumbel": "... with Gumbel search (sequential halving)",
-    "cartpole-gumbel-muzero": "... with both changes: Gumbel MuZero",
-    "lunarlander": "landing between the flags (extra: box2d)",
-    "pendulum": "continuous actions; the search samples actions",
-    "tictactoe": "self-play; evaluated against a perfect player",
-    "connect4": "self-play; evaluated against a rule-based player",
-    "minatar-breakout": "a 10x10 version of Breakout; needs no extra",
-    "atari-pong": "64x64 greyscale; GPU recommended (extra: atari)",
-    "atari100k": "paper settings, any atari/<game>; GPU recommended",
+# With a line each, shown next to the environment.
+_NAMED: dict[str, tuple[EfficientZeroRun, str]] = {
+    "smoke": (SMOKE, "tiny networks, a few seconds: a smoke test"),
+    "cartpole": (CARTPOLE, "learns to balance the pole in minutes on two cores"),
+    "cartpole-muzero": (muzero(CARTPOLE), "... as MuZero: no prefix, consistency or reanalyze"),
+    "cartpole-gumbel": (gumbel(CARTPOLE), "... with Gumbel search (sequential halving)"),
+    "cartpole-gumbel-muzero": (gumbel(muzero(CARTPOLE)), "... with both changes: Gumbel MuZero"),
+    "lunarlander": (LUNARLANDER, "landing between the flags (extra: box2d)"),
+    "pendulum": (PENDULUM, "continuous actions; the search samples actions"),
+    "tictactoe": (TICTACTOE, "self-play; evaluated against a perfect player"),
+    "connect4": (CONNECT4, "self-play; evaluated against a rule-based player"),
+    "minatar-breakout": (MINATAR_BREAKOUT, "a 10x10 version of Breakout; needs no extra"),
+    "atari-pong": (ATARI_PONG, "64x64 greyscale; GPU recommended (extra: atari)"),
+    "atari100k": (ATARI_100K, "paper settings, any atari/<game>; GPU recommended"),
 }
+PRESETS: Presets[EfficientZeroRun] = Presets({name: run for name, (run, _) in _NAMED.items()})
+SUMMARIES = {name: summary for name, (_, summary) in _NAMED.items()}

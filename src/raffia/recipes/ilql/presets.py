@@ -119,33 +119,29 @@ LANGUAGE_MODEL = replace(
     optimizer=replace(DIALOGUE.optimizer, learning_rate=1e-4, value_rate=10.0),
 )
 
-ILQL_PRESETS: Presets[ILQLRun] = Presets(
-    {
-        "ilql-smoke": SMOKE,
-        "wordle": WORDLE,
-        "wordle-bc": method("bc", ALONE),
-        "wordle-filtered-bc": method("filtered_bc", ALONE),
-        "wordle-single-step": method("single_step", WORDLE),
-        "wordle-cql": method("cql", ALONE),
-        "wordle-branching": BRANCHING,
-        "wordle-branching-single-step": method("single_step", BRANCHING),
-        "wordle-letters": LETTERS,
-        "wordle-letters-bc": method("bc", LETTERS_ALONE),
-        "dialogue": DIALOGUE,
-        "language-model": LANGUAGE_MODEL,
-    }
-)
-ILQL_SUMMARIES: dict[str, str] = {  # a line of each
-    "ilql-smoke": "tiny networks, a few seconds: a smoke test",
-    "wordle": "24 words, from 20,000 games of good and bad players",
-    "wordle-bc": "... by behaviour cloning, for comparison",
-    "wordle-filtered-bc": "... by cloning the best tenth of the games",
-    "wordle-single-step": "... with one step of improvement (tau 0.5)",
-    "wordle-cql": "... by conservative Q-learning",
-    "wordle-branching": "games that mislead one step of improvement",
-    "wordle-branching-single-step": "... with that one step, for comparison",
-    "wordle-letters": "200 words in letters, 40 of the secrets held out",
-    "wordle-letters-bc": "... by behaviour cloning, for comparison",
-    "dialogue": "your dialogues (--data FILE), from scratch",
-    "language-model": "... starting from a language model (--model FOLDER)",
+# With a line each.
+_NAMED: dict[str, tuple[ILQLRun, str]] = {
+    "ilql-smoke": (SMOKE, "tiny networks, a few seconds: a smoke test"),
+    "wordle": (WORDLE, "24 words, from 20,000 games of good and bad players"),
+    "wordle-bc": (method("bc", ALONE), "... by behaviour cloning, for comparison"),
+    "wordle-filtered-bc": (
+        method("filtered_bc", ALONE),
+        "... by cloning the best tenth of the games",
+    ),
+    "wordle-single-step": (
+        method("single_step", WORDLE),
+        "... with one step of improvement (tau 0.5)",
+    ),
+    "wordle-cql": (method("cql", ALONE), "... by conservative Q-learning"),
+    "wordle-branching": (BRANCHING, "games that mislead one step of improvement"),
+    "wordle-branching-single-step": (
+        method("single_step", BRANCHING),
+        "... with that one step, for comparison",
+    ),
+    "wordle-letters": (LETTERS, "200 words in letters, 40 of the secrets held out"),
+    "wordle-letters-bc": (method("bc", LETTERS_ALONE), "... by behaviour cloning, for comparison"),
+    "dialogue": (DIALOGUE, "your dialogues (--data FILE), from scratch"),
+    "language-model": (LANGUAGE_MODEL, "... starting from a language model (--model FOLDER)"),
 }
+ILQL_PRESETS: Presets[ILQLRun] = Presets({name: run for name, (run, _) in _NAMED.items()})
+ILQL_SUMMARIES = {name: summary for name, (_, summary) in _NAMED.items()}
