@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -161,7 +162,8 @@ def test_it_works_among_keyed_modules():
 
 def test_settings_are_declared_with_the_types_that_the_config_gives_them():
     types = {name: kind for name, (_, _, kind) in SETTINGS.items()}
-    assert {name: ILQL.__annotations__.get(name) for name in types} == types
+    declared = get_type_hints(ILQL)
+    assert {name: declared.get(name) for name in types} == types
 
 
 def test_the_published_arguments():
