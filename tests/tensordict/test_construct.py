@@ -257,8 +257,11 @@ def test_merge():
     merged = merge_tensordicts(one, two)
     assert set(merged.keys(True, True)) == {"a", ("n", "x"), ("n", "y")}
     assert merged["a"] is one["a"] and set(two["n"].keys()) == {"y"}
-    one, two = TensorDict(a=1, b=1), TensorDict(a=2, b=2)
-    assert merge_tensordicts(one, two, callback_exist=max)["a"] == 2
+    one, two = TensorDict(a=1, b=1, s="u"), TensorDict(a=2, b=2, s="v")
+    merged = merge_tensordicts(one, two, callback_exist=max)
+    assert merged["a"] == 2 and merged["s"] == "u"
+    merged = merge_tensordicts(one, two, TensorDict(a=3), callback_exist=max)
+    assert merged["a"] == 3 and merged["b"] == 1
     assert merge_tensordicts(one, two, callback_exist={"b": torch.add})["b"] == 3
 
 

@@ -52,6 +52,9 @@ GATHERS = {
     "masks of columns": [I[:, T([True, False, True])], (..., T([False, False, True]))],
     "whole masks": [FULL, FULL & False, FULL | True, (FULL, None)],
     "other masks": [ROW.tolist(), ROW.numpy(), FULL.numpy(), True, T(True), (True, 0)],
+    "truth values": [(True, True), (True, T(True), None), I[True, :, True], I[1:, None, True, 0]],
+    "truth values and lists": [(True, [0, 2]), I[True, :, [0, 2]], I[T(True), :, T([[0], [2]])]],
+    "false": [False, (False, False), (True, False), I[:, False], I[False, :, [1]]],
 }
 ALL = [index for row in (*VIEWS.values(), *GATHERS.values()) for index in row]
 

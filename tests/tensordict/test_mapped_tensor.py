@@ -93,6 +93,7 @@ def test_rows_of_different_sizes(tmp_path):
     }.items():
         assert type(x) is make and x.is_nested and all([(row == value).all() for row in x.unbind()])
     assert make.from_filename(tmp_path / "x", int16, sizes, index=1).shape == (2, 4)
+    assert make.from_storage(values, shape=sizes, index=1).shape == (2, 4)
     assert (tmp_path / "x").stat().st_size == 28
     made[0].fill_(1)
     assert make.from_filename(tmp_path / "x", int16, (14,)).tolist() == [1] * 6 + [4] * 8

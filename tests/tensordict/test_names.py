@@ -41,8 +41,11 @@ INDICES = {
     **{"y": [I[0, ..., 0]], "": [I[0, 0, 0]], "xyz.": [I[..., None]], "x.yz": [I[:, None]]},
     "xyz": [I[:1], ..., T01, [0, 1], range(2), np.array([0, 1]), I[:, T01], T01 == 0],
     ".xyz": [None, torch.tensor([[0, 1]]), True, torch.tensor(True)],
-    **{".yz": [I[0, None]], "x.z": [I[:, 0, None]], "x.": [I[:, MASK[0]]], ".": [MASK]},
+    **{".yz": [I[0, None]], "x.z": [I[:, 0, None], I[:, 0, True]]},
+    **{"x.": [I[:, MASK[0]]], ".": [MASK]},
     ".z": [MASK[..., 0], I[T01, T01], I[[0, 1], [0, 1]]],
+    ".y": [I[T01, :, T01]],
+    **{".x.yz": [I[:, True, None, True], I[True, :, None, True]]},
     "..yz": [T01.expand(2, 2), [[0, 1], [1, 0]], torch.tensor([[0]])],
 }
 

@@ -65,6 +65,10 @@ def test_arguments_by_position_and_by_name(tmp_path):
     assert raffia.maybe_dense_stack(input=[td, td]).batch_size == (2,)
     assert TensorDict(a=3).sub_(TensorDict(a=2), 2)["a"] == -1
     assert TensorDict(a=3).clamp_min(TensorDict(b=5), 4).to_dict() == {"a": 4, "b": 5}
+    point = Point(x=torch.zeros(2), batch_size=[2])
+    assert point.set("x", value=torch.ones(2)).set_at_("x", value=2, idx=0).x.tolist() == [2, 1]
+    stack = raffia.NonTensorStack("a", "b")
+    assert stack.contiguous(canonical=True, inplace=True) is stack
 
 
 def test_from_dataclass_takes_the_options_of_a_class():

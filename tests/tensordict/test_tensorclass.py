@@ -321,7 +321,7 @@ def test_conversions(tmp_path):
     holder = TensorDict(p=p)
     assert lazy_stack([holder, holder]).state_dict()["p.x"].shape == (2, 3, 4)
     like = TensorDict(p=p, batch_size=[3]).from_dict_instance({"p": {"x": p.x}})
-    assert type(like["p"]) is Point
+    assert type(like["p"]) is Point and like["p"].tag == Point(x=p.x).tag
     mapped = p.memmap(tmp_path)
     assert type(mapped) is Point and mapped.is_memmap() and mapped.is_locked
     for read in (Point.load_memmap, TensorDict.load_memmap, raffia.load_memmap):

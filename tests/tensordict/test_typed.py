@@ -70,6 +70,8 @@ def test_from_other_containers():
     assert type(State.from_dict({"obs": [1], "n": {}}, batch_size=[1])) is State
     with pytest.raises(TypeError, match=r"from_tensordict\(\) missing required field\(s\): n"):
         State.from_tensordict(td.select("obs"))
+    part = State.from_tensordict(td=td.select("obs"), check=False)
+    assert type(part) is State and list(part.keys()) == ["obs"]
     with pytest.raises(TypeError, match="takes a TensorDict, got LazyStackedTensorDict"):
         State.from_tensordict(lazy_stack([td, td]))
 

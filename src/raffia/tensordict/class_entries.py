@@ -35,7 +35,7 @@ def get(obj: Any, key: NestedKey, default: Any = None, **lazy_options: Any) -> A
 
 
 def set(
-    obj: Instance, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+    obj: Instance, key: NestedKey, value: Any, inplace: bool = False, non_blocking: bool = False
 ) -> Instance:
     """Assign to a field, or to an entry nested in one, and return the instance.
 
@@ -51,7 +51,7 @@ def set(
     """
     instance: Any = obj
     if key.__class__ is str and not inplace:
-        instance._set_str(key, item)
+        instance._set_str(key, value)
         return obj
     path = unravel_key_to_tuple(key)
     if path[0] not in instance._fields:
@@ -61,7 +61,24 @@ def set(
             f"field {path[0]!r} is None, so {path[1]!r} can't be set in it; "
             "assign a container first"
         )
-    entries.set(instance, key, item, inplace, non_blocking=non_blocking)
+    entries.set(instance, key, value, inplace, non_blocking=non_blocking)
+    return obj
+
+
+def set_at_(
+    obj: Instance, key: NestedKey, value: Any, idx: Any, non_blocking: bool = False
+) -> Instance:
+    """Write `value` into the rows `idx` of a field, and return the instance.
+
+    >>> from raffia import tensorclass
+    >>> @tensorclass
+    ... class Point:
+    ...     x: torch.Tensor
+    >>> Point(x=torch.zeros(3), batch_size=[3]).set_at_("x", 1.0, slice(1, 3)).x
+    tensor([0., 1., 1.])
+    """
+    instance: Any = obj
+    instance._td.set_at_(key, value, idx, non_blocking=non_blocking)
     return obj
 
 

@@ -88,6 +88,8 @@ class Construction(Node):
     ) -> Self:
         """A container from a (nested) dict, of the kind of this one; so are nested ones.
 
+        Fields of a tensorclass that are not in it get their defaults.
+
         >>> from raffia import TensorDict
         >>> TensorDict().from_dict_instance({"a": [1, 2]}, batch_size=[2]).batch_size
         torch.Size([2])
@@ -100,7 +102,11 @@ class Construction(Node):
             return value
 
         entries = {key: like_mine(key, value) for key, value in input_dict.items()}
-        return finished(type(self), entries, names=names, **options)
+        return self._alike(entries, names=names, **options)
+
+    def _alike(self, entries: Mapping[Any, Any], **options: Any) -> Any:
+        """A container of this kind with these entries."""
+        return finished(type(self), entries, **options)
 
     @overload
     @classmethod

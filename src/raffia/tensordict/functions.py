@@ -164,7 +164,7 @@ def make_tensordict(
 def merge_tensordicts(*tensordicts: Container, callback_exist: Any = None) -> Container:
     """One container with the entries of all (same tensors); the first that has an entry wins.
 
-    callback_exist: `callback_exist(*values)` decides instead, for keys that several have; a dict of
+    callback_exist: `callback_exist(*values)` decides instead, for tensors that all have; a dict of
         such functions decides for its keys.
 
     >>> one, two = TensorDict(a=1), TensorDict(a=2, b=3)
@@ -186,8 +186,9 @@ def merge_tensordicts(*tensordicts: Container, callback_exist: Any = None) -> Co
             decide = callback_exist.get(key)
         else:
             decide = callback_exist
-        if len(found) > 1 and decide is not None:
-            out.set(key, decide(*found))
+        tensors = [value for value in found if isinstance(value, Tensor)]
+        if len(tensors) == len(tensordicts) and decide is not None:
+            out.set(key, decide(*tensors))
     return out
 
 

@@ -183,25 +183,28 @@ def _indexed_names(names: list[str | None], index: Any) -> Names:
     if index.__class__ is int:
         return dim_names.given(names[1:])
     parts = list(index) if isinstance(index, tuple) else [index]
-    arrays = [p for p in parts if isinstance(p, Tensor) and p.dim() and p.dtype is not torch.bool]
-    width = max([p.dim() for p in arrays], default=0)
     out: list[str | None] = []
+    group: list[str | None] = []  # names of the dimensions that arrays make
+    where, arrays = [], 0  # the places of arrays and truth values, which torch takes for arrays
     source = iter(names)
-    first_array = None
     for part in parts:
-        if part is None or isinstance(part, bool) or _is_flag(part):
+        if part is None:
             out.append(None)
         elif isinstance(part, slice):
             out.append(next(source))
-        elif isinstance(part, Tensor) and part.dim():
-            name = next(source)
-            if first_array is None:
-                first_array = len(out)
-                single = [name] if width == 1 else _spread(name, part.shape)
-                out.extend(single if len(arrays) == 1 else [None] * width)
+        elif isinstance(part, bool) or _is_flag(part) or isinstance(part, Tensor) and part.dim():
+            where.append(len(out))
+            if isinstance(part, bool) or part.dtype is torch.bool:
+                group = group or [None]
+                continue
+            name, width = next(source), part.dim()
+            own = [name] if width == 1 else _spread(name, part.shape)
+            group = own if arrays == 0 else [None] * max(width, len(group))
+            arrays += 1
         else:
             next(source)
-    return dim_names.given([*out, *source])
+    at = where[0] if where and where[0] == where[-1] else 0
+    return dim_names.given([*out[:at], *group, *out[at:], *source])
 
 
 def _spread(name: str | None, shape: torch.Size) -> list[str | None]:

@@ -101,31 +101,100 @@ def _plain_part(part: Any) -> Any:
     return None if isinstance(part, bool) else part
 
 
-def _is_false(part: Any) -> bool:
+def _is_truth(part: Any) -> bool:
+    """Whether a part of a normalised index is a truth value."""
     if isinstance(part, Tensor):
-        return not part.dim() and part.dtype is torch.bool and not part
-    return part is False
+        return not part.dim() and part.dtype is torch.bool
+    return isinstance(part, bool)
+
+
+def _has_truth(idx: Any) -> bool:
+    return any(map(_is_truth, idx)) if isinstance(idx, tuple) else _is_truth(idx)
 
 
 def _has_false(idx: Any) -> bool:
     """Whether a normalised index has a False, which gives no rows."""
-    return any(map(_is_false, idx)) if isinstance(idx, tuple) else _is_false(idx)
-
-
-def _no_rows(td: Any, idx: Any, ndim: int) -> Any:
-    """`td[idx]` for an index with False: what True gives there, without rows."""
     parts = idx if isinstance(idx, tuple) else (idx,)
-    full = tuple([True if _is_false(part) else part for part in parts])
+    return not all([part for part in parts if _is_truth(part)])
+
+
+class _Merged:
+    """A normalised index with truth values, as one with at most a single True, without arrays.
+
+    As in torch, a truth value is an array of one number, and arrays make one group of dimensions:
+    at their place if they stand side by side, otherwise in front.
+    index: the index without the others.
+    place, width: the dimensions that stand at `place` there, and in front in the result; `width`
+        is 0 if nothing has to be moved.
+    """
+
+    __slots__ = ("index", "place", "width")
+
+    def __init__(self, idx: Any) -> None:
+        parts = idx if isinstance(idx, tuple) else (idx,)
+        parts = tuple([True if _is_truth(part) else _plain_part(part) for part in parts])
+        rest = tuple([part for part in parts if part is not True])
+        group = [i for i, part in enumerate(_slots(parts)) if _is_array(part)]
+        side_by_side = group[-1] - group[0] == len(group) - 1
+        arrays = [i for i, part in enumerate(_slots(rest)) if _is_array(part)]
+        self.place = self.width = 0
+        if not arrays:
+            at = [part is True for part in parts].index(True) if side_by_side else 0
+            rest = (*rest[:at], True, *rest[at:])
+        elif not side_by_side and arrays[-1] - arrays[0] == len(arrays) - 1:
+            self.place = arrays[0]
+            self.width = max([part.dim() for part in rest if isinstance(part, Tensor)])
+        self.index = rest
+
+    def front(self, rows: Any) -> Any:
+        """The rows of `index`, with the group in front."""
+        return rows.permute(*_shifted(rows.ndim, self.place, self.width)) if self.width else rows
+
+    def back(self, value: Any) -> Any:
+        """A value for the rows, for those of `index`."""
+        if not self.width:
+            return value
+        order = _shifted(value.ndim, self.place, self.width)
+        return value.permute(*[order.index(dim) for dim in range(len(order))])
+
+
+def _slots(parts: tuple[Any, ...]) -> list[Any]:
+    """The parts that make dimensions."""
+    return [part for part in parts if part is True or not isinstance(part, int)]
+
+
+def _is_array(part: Any) -> bool:
+    return part is True or isinstance(part, Tensor)
+
+
+def _shifted(ndim: int, place: int, width: int) -> list[int]:
+    """The order of dimensions in which the `width` ones at `place` come first."""
+    dims = [*range(ndim)]
+    return [*dims[place : place + width], *dims[:place], *dims[place + width :]]
+
+
+def _rows_of_truths(td: Any, idx: Any, ndim: int) -> Any:
+    """`td[idx]` for an index with truth values: for False, what True gives, without rows."""
+    parts = idx if isinstance(idx, tuple) else (idx,)
+    full = tuple([True if _is_truth(part) else part for part in parts])
     before, after = [index.indexed_size(td._batch_size[:ndim], at) for at in (full, idx)]
+    merged = _Merged(idx)
+    out = merged.front(_rows(td, merged.index, ndim))
+    if before == after:
+        return out
     dim = [a == b for a, b in zip(before, after, strict=True)].index(False)
-    out = rows(td, full, ndim)
     return out._index((*[_ALL] * dim, slice(0, 0)), out.ndim, None)
 
 
 def rows(td: Any, idx: Any, ndim: int) -> Any:
     """`td[idx]` of a lazy stack, whose first `ndim` dimensions the index covers."""
-    if idx.__class__ is not slice and _has_false(idx):
-        return _no_rows(td, idx, ndim)
+    if idx.__class__ is not slice and _has_truth(idx):
+        return _rows_of_truths(td, idx, ndim)
+    return _rows(td, idx, ndim)
+
+
+def _rows(td: Any, idx: Any, ndim: int) -> Any:
+    """`td[idx]`, where a True is the only part that makes several dimensions, or one of arrays."""
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if not plan.sizes:
         return row(td, *plan.rows[0], ndim)
@@ -177,8 +246,11 @@ def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
 
 def parts_of_rows(td: Any, idx: Any, value: Any, ndim: int) -> list[tuple[int, Any, Any]]:
     """Members that the rows `idx` reach: number, index into the member, part of `value` for it."""
-    if idx.__class__ is not slice and _has_false(idx):
-        return []
+    if idx.__class__ is not slice and _has_truth(idx):
+        if _has_false(idx):
+            return []
+        merged = _Merged(idx)
+        idx, value = merged.index, merged.back(value) if isinstance(value, Node) else value
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if not isinstance(value, Node) or not plan.sizes:
         parts: Sequence[Any] = [value] * len(plan.rows)

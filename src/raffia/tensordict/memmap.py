@@ -171,11 +171,13 @@ class MemoryMappedTensor(Tensor):
         *,
         shape: Shape | None = None,
         dtype: torch.dtype | None = None,
+        index: Any = None,
         filename: Path | None = None,
     ) -> MemoryMappedTensor:
         """View a storage that is mapped from a file; one that is not is copied to a file.
 
         shape: one dimension that covers the storage if not given.
+        index: only this part of it.
         Raises RuntimeError if the storage is mapped from a file other than `filename`.
 
         >>> storage = MemoryMappedTensor.ones(4).untyped_storage()
@@ -189,14 +191,16 @@ class MemoryMappedTensor(Tensor):
         view.set_(storage, 0, (numel_of(shape),))  # type: ignore[call-overload]
         view = rows_of(view, shape) if isinstance(shape, Tensor) else view.view(shape)
         if storage.filename is None:
-            return cls.from_tensor(view, filename=filename)
+            out = cls.from_tensor(view, filename=filename)
+            return out if index is None else out[index]
         if filename is not None and not same_path(filename, storage.filename):
             raise RuntimeError(
                 "Providing a storage with an associated filename that differs from the filename "
                 f"argument is not permitted. Got filename={os.fspath(filename)}, storage.filename="
                 f"{storage.filename}; from_tensor(..., copy_existing=True) makes a copy"
             )
-        return mapped(view, storage.filename)
+        out = mapped(view, storage.filename)
+        return out if index is None else out[index]
 
     @classmethod
     def empty(

@@ -204,8 +204,8 @@ class NonTensor(ValueNode, TensorCollection):
         """
         return NonTensorStack.from_nontensordata(self)
 
-    def contiguous(self) -> Self:  # type: ignore[override] # no tensors: no options
-        """The entry itself, as it has no tensor.
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
+        """The entry itself, as it has no tensor; the options are those of `TensorDict.contiguous`.
 
         >>> NonTensorData("a").contiguous().data
         'a'

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import class_entries, kinds, pickled, printing, pytrees
-from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.build import as_device, as_size, finished
 from raffia.tensordict.class_fields import (
     ARGUMENTS,
     NUMBERS,
@@ -417,6 +417,15 @@ class TensorClass(_Typed):
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         return cls.from_tensordict(TensorDict(entries, batch_size=batch_size, device=device))
 
+    def _alike(self, entries: Mapping[Any, Any], **options: Any) -> Any:
+        td = finished(TensorDict, entries, **options)
+        for name, default in self._fields.items():
+            if default is not REQUIRED and td._peek_str(name) is None:
+                value = self._entry(name, default, td._batch_size, td._device)
+                if value is not None:
+                    td._set_str(name, value)
+        return self.from_tensordict(td)
+
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
         """The dataclass fields of this class, as `dataclasses.fields` returns them.
@@ -533,7 +542,8 @@ class TensorClass(_Typed):
     # -- entries (class_entries.py)
 
     get = class_entries.get
-    set = class_entries.set
+    set = class_entries.set  # type: ignore[assignment] # arguments are named as in tensordict
+    set_at_ = class_entries.set_at_  # type: ignore[assignment]
     update = class_entries.update
     replace = class_entries.replace
     create_nested = class_entries.create_nested

@@ -95,12 +95,12 @@ class TypedTensorDict(TensorDict):
         super().__init__(values, batch_size, device, names, non_blocking, lock or cls._frozen)
 
     @classmethod
-    def _completed(cls, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def _completed(cls, given: Mapping[str, Any], where: str, check: bool = True) -> dict[str, Any]:
         """The values of the fields, defaults among them; TypeError for those without one."""
         missing = [
             n for n, default in cls._fields.items() if default is _MISSING and n not in given
         ]
-        if missing:
+        if missing and check:
             raise TypeError(f"{where} missing required field(s): {', '.join(missing)}")
         values = dict(given)
         for name, default in cls._fields.items():
@@ -109,9 +109,10 @@ class TypedTensorDict(TensorDict):
         return values
 
     @classmethod
-    def from_tensordict(cls, tensordict: Any) -> Self:
+    def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:
         """An instance with the entries of a container (same tensors).
 
+        check: False allows missing fields.
         Raises TypeError for missing fields, and for a lazy stack, which `densify()` makes one.
 
         >>> class State(TypedTensorDict):
@@ -119,13 +120,12 @@ class TypedTensorDict(TensorDict):
         >>> State.from_tensordict(TensorDict(obs=torch.ones(2))).obs
         tensor([1., 1.])
         """
-        if not isinstance(tensordict, TensorDict):
+        if not isinstance(td, TensorDict):
             raise TypeError(
-                f"{cls.__name__}.from_tensordict takes a TensorDict, got "
-                f"{type(tensordict).__name__}"
+                f"{cls.__name__}.from_tensordict takes a TensorDict, got {type(td).__name__}"
             )
-        out: Any = tensordict._shallow()
-        values = cls._completed(out._d, f"{cls.__name__}.from_tensordict()")
+        out: Any = td._shallow()
+        values = cls._completed(out._d, f"{cls.__name__}.from_tensordict()", check)
         for name in values.keys() - out._d.keys():
             out.set(name, values[name])
         out.__class__ = cls
