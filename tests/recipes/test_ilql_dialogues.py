@@ -15,6 +15,7 @@ from raffia.recipes.ilql import experiment as ilql_run
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig
 from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.dialogues import data_summary, pieces, scored_dialogues, write_dialogues
+from raffia.recipes.ilql.evaluation import Evaluator
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from tests.recipes.runs import Quiet
 
@@ -67,7 +68,9 @@ def test_the_page_shows_dialogues(run):
 def test_numbers_are_those_of_the_networks(run):
     config = replace(brief(), loss=replace(brief().loss, value_max=-0.01))
     corpus, networks = make_corpus(config, None), Networks(config)
-    game = [dialogue for dialogue in scored_dialogues(networks, corpus, config)["dialogues"]][4]
+    game = [
+        dialogue for dialogue in scored_dialogues(Evaluator(networks, corpus, config))["dialogues"]
+    ][4]
     data = corpus.learnt
     texts = [pieces(corpus.tokenizer, data[n].tokens) for n in range(len(data))]
     point = data[texts.index(game["tokens"])]
@@ -105,7 +108,7 @@ def test_values_that_are_not_learnt_are_left_out():
     """A policy alone has no values, and values alone no log-probabilities."""
     for name in ("bc", "cql"):
         config = method(name, brief())
-        record = scored_dialogues(Networks(config), make_corpus(config, None), config)
+        record = scored_dialogues(Evaluator(Networks(config), make_corpus(config, None), config))
         assert record["values"] == (name == "cql")
         for dialogue in record["dialogues"]:
             assert ("v" in dialogue) == (name == "cql")
@@ -140,7 +143,7 @@ def chats(tmp_path, long=False):
 def test_held_out_rows_are_shown_where_there_are_no_games(tmp_path):
     config = chats(tmp_path)
     corpus = make_corpus(config, None)
-    record = scored_dialogues(Networks(config), corpus, config)
+    record = scored_dialogues(Evaluator(Networks(config), corpus, config))
     assert [dialogue["source"] for dialogue in record["dialogues"]] == ["held out"] * 4
     assert record["data"]["mean_return"] == 4.5 and "share_won" not in record["data"]
     dialogue = record["dialogues"][-1]
@@ -164,7 +167,7 @@ def test_whole_utterances_are_one_decision_each(tmp_path):
         decode=DecodeConfig(include_adv=False),
     )
     corpus, networks = make_corpus(config, None), Networks(config)
-    dialogue = scored_dialogues(networks, corpus, config)["dialogues"][-1]
+    dialogue = scored_dialogues(Evaluator(networks, corpus, config))["dialogues"][-1]
     (action,) = dialogue["actions"]
     tokens = dialogue["tokens"][action["first"] : action["last"] + 1]
     assert tokens[-1] == "</a>" and "".join(tokens[:-1]).endswith(f"{dialogue['return']:.0f}")
@@ -180,7 +183,7 @@ def test_whole_utterances_are_one_decision_each(tmp_path):
 
 def test_long_dialogues_are_cut(tmp_path):
     config = chats(tmp_path, long=True)
-    record = scored_dialogues(Networks(config), make_corpus(config, None), config)
+    record = scored_dialogues(Evaluator(Networks(config), make_corpus(config, None), config))
     for dialogue in record["dialogues"]:
         assert len(dialogue["tokens"]) == 300 and dialogue["cut"] and len(dialogue["actions"]) < 300
         assert not dialogue["ended"] and isinstance(
@@ -215,7 +218,9 @@ def test_pieces_join_to_the_text_of_the_utterance():
 def test_scoring_can_be_interrupted():
     config = brief()
     with pytest.raises(Interrupted):
-        scored_dialogues(Networks(config), make_corpus(config, None), config, stop=lambda: True)
+        scored_dialogues(
+            Evaluator(Networks(config), make_corpus(config, None), config, stop=lambda: True)
+        )
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):

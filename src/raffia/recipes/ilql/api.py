@@ -15,6 +15,7 @@ from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import find_tokenizer, for_games, make_corpus
 from raffia.recipes.ilql.evaluation import (
+    Evaluator,
     ILQLEvaluation,
     MakeLanguageEnv,
     find_environment,
@@ -191,5 +192,6 @@ def evaluate(
     with threads(config.num_threads):
         corpus = make_corpus(config, folder)
         environment = find_environment(config, make_env, corpus.tokenizer)
-        found = evaluate_networks(networks, corpus, config, seed=seed, make_env=environment)
+        evaluator = Evaluator(networks, corpus, config, environment)
+        found = evaluate_networks(evaluator, seed)
     return replace(found, update=saved.update)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.terms import min_target_q
 from raffia.files import make_folder, write_atomically
-from raffia.functional.seeds import derive_seed, generator_for
+from raffia.functional.seeds import derive_seed
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue import DialogueDataset
 from raffia.lm.envs.play import play_dialogues
@@ -28,9 +27,8 @@ from raffia.lm.envs.wordle.game import WordleEnv
 from raffia.lm.envs.wordle.games import game_seeds
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import Corpus, for_games, make_wordle
-from raffia.recipes.ilql.evaluation import MakeLanguageEnv
-from raffia.recipes.ilql.networks import Networks, Stoppable
+from raffia.recipes.ilql.data import Corpus, make_wordle
+from raffia.recipes.ilql.evaluation import Evaluator
 
 NUM_OF_EACH = 4  # games of its own, and rows
 MOST_TOKENS = 300  # of a dialogue; what comes behind is not looked at
@@ -39,29 +37,22 @@ _Z95 = 1.959964  # of the normal distribution, both sides
 Record = dict[str, Any]  # for JSON
 
 
-def scored_dialogues(
-    networks: Networks,
-    corpus: Corpus,
-    config: ILQLRun,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    make_env: MakeLanguageEnv | None = None,  # of data; None: no games
-) -> Record:
+def scored_dialogues(evaluator: Evaluator) -> Record:
     """Dialogues held by the agent, if it plays, and logged rows, with Q and V, as JSON values.
 
-    Raises `Interrupted` if `stop` is true.
+    Raises `Interrupted` if the evaluator is to stop.
 
     >>> from raffia.recipes.ilql.data import make_corpus
+    >>> from raffia.recipes.ilql.networks import Networks
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> config = ILQL_PRESETS["ilql-smoke"]
-    >>> found = scored_dialogues(Networks(config), make_corpus(config, None), config)
+    >>> found = scored_dialogues(Evaluator(Networks(config), make_corpus(config, None), config))
     >>> [one["source"] for one in found["dialogues"]][3:5], found["data"]["num_rows"]
     (['own', 'logged'], 200)
     """
-    tokenizer, shown = corpus.tokenizer, []
-    if config.task == "wordle" or make_env is not None:
-        for game in _own_games(networks, corpus, config, stop, make_env):
-            shown.append(("own", game))
+    corpus, config, shown = evaluator.corpus, evaluator.config, []
+    if config.task == "wordle" or evaluator.make_env is not None:
+        shown += [("own", game) for game in _own_games(evaluator)]
     rows = corpus.learnt if corpus.held_out is None else corpus.held_out
     source = "logged" if corpus.held_out is None else "held out"
     shown += [(source, rows[number]) for number in _worst_to_best(rows)]
@@ -72,8 +63,7 @@ def scored_dialogues(
         "policy": config.loss.awac_weight > 0,
         "data": data_summary(corpus, config),
         "dialogues": [
-            {"source": source, **_scored(networks, tokenizer, config, point.cut(most))}
-            for source, point in shown
+            {"source": source, **_scored(evaluator, point.cut(most))} for source, point in shown
         ],
     }
 
@@ -125,26 +115,14 @@ def write_dialogues(folder: str | Path, update: int, record: Mapping[str, Any]) 
 # -- which
 
 
-def _own_games(
-    networks: Networks,
-    corpus: Corpus,
-    config: ILQLRun,
-    stop: Callable[[], bool],
-    make_env: MakeLanguageEnv | None,
-) -> list[DataPoint]:
-    decode = config.decode
+def _own_games(evaluator: Evaluator) -> list[DataPoint]:
+    config, make_env = evaluator.config, evaluator.make_env
     if make_env is None:
-        wordle = make_wordle(config.wordle)
-        make_env, decode = partial(WordleEnv, wordle), for_games(decode, config.wordle)
-    policy = ILQL_Policy(
-        networks,
-        corpus.tokenizer,
-        decode,
-        generator=generator_for(config.seed, "dialogues"),
-    )
+        make_env = partial(WordleEnv, make_wordle(config.wordle))
+    policy = evaluator.policy(config.decode, config.seed, "dialogues")
     seeds = game_seeds(derive_seed(config.wordle.data_seed, "dialogues"), NUM_OF_EACH)
-    played = play_dialogues(make_env, Stoppable(policy, stop), seeds)
-    return [DataPoint.from_obs(game.observation, corpus.tokenizer) for game in played]
+    played = play_dialogues(make_env, policy, seeds)
+    return [DataPoint.from_obs(game.observation, evaluator.corpus.tokenizer) for game in played]
 
 
 def _worst_to_best(data: DialogueDataset) -> list[int]:
@@ -158,8 +136,8 @@ def _worst_to_best(data: DialogueDataset) -> list[int]:
 # -- the record of one
 
 
-def _scored(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: DataPoint) -> Record:
-    per_token = config.model.per_token
+def _scored(evaluator: Evaluator, point: DataPoint) -> Record:
+    tokenizer, per_token = evaluator.corpus.tokenizer, evaluator.config.model.per_token
     own = point.decisions(per_token)
     lasts = [at + 1 for at in own.action_idxs] if per_token else own.action_idxs
     actions: list[Record] = [
@@ -176,20 +154,19 @@ def _scored(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: Da
         "states": [*own.state_idxs, own.last_state],
     }
     if actions:
-        record |= _scores(networks, tokenizer, config, point, actions)
+        record |= _scores(evaluator, point, actions)
     return record
 
 
 @torch.no_grad()
 def _scores(
-    networks: Networks,
-    tokenizer: Tokenizer,
-    config: ILQLRun,
+    evaluator: Evaluator,
     point: DataPoint,
     actions: list[Record],  # to which their scores are added
 ) -> Record:
     """V at the states; None behind the end."""
-    model, loss, per_token = networks.model, config.loss, config.model.per_token
+    model, target = evaluator.networks.model, evaluator.networks.target
+    loss, per_token = evaluator.config.loss, evaluator.config.model.per_token
     device = next(model.parameters()).device
     own = point.decisions(per_token)
 
@@ -200,7 +177,7 @@ def _scores(
         row(point.tokens),
         row([*own.state_idxs, own.last_state]),
         row(own.action_idxs),
-        target=networks.target if loss.needs_values else None,
+        target=target if loss.needs_values else None,
         with_logits=loss.awac_weight > 0,
     )
     log_probs = None
@@ -225,7 +202,7 @@ def _scores(
         if point.terminal:
             v[-1] = None
     if per_token:
-        _add_others(tokenizer, point, actions, log_probs, target_q)
+        _add_others(evaluator.corpus.tokenizer, point, actions, log_probs, target_q)
     return {"v": v} if v else {}
 
 

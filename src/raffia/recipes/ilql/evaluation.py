@@ -30,7 +30,7 @@ from raffia.lm.envs.wordle.play import evaluate as play
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.algorithm import given_name, recorded_name
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import for_games, make_wordle
+from raffia.recipes.ilql.data import Corpus, for_games, make_wordle
 from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import ConfigError
@@ -112,116 +112,125 @@ def with_member_decode(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
     return replace(config, decode=replace(config.decode, **own)) if own else config
 
 
-def play_games(
-    networks: Networks,
-    tokenizer: Tokenizer,
-    config: ILQLRun,
-    make_env: MakeLanguageEnv | None = None,  # None: Wordle
-    *,
-    seed: int,
-    stop: Stop = lambda: False,
-) -> dict[str, DialogueReturns]:
-    """Dialogues of each decoding in an environment, or games of Wordle; all meet the same chances.
+@dataclass(frozen=True)
+class Evaluator:
+    """What an evaluation needs: the networks, the data, the config, and where games are played.
 
-    Of Wordle with secrets that are held out there are games with these besides.
+    make_env: makes the environment of a run on data; None: Wordle, or no games.
+    stop: asked now and then; once it is true, an evaluation raises `Interrupted`.
     """
-    own, ways = config.evaluate, decodings(config)
-    if make_env is None and config.wordle.num_held_out:
-        ways[HELD_OUT] = config.decode
-    wordle = make_wordle(config.wordle) if make_env is None else None
-    found: dict[str, DialogueReturns] = {}
-    for name, decode in ways.items():
-        if wordle is not None:
-            decode = for_games(decode, config.wordle)
-        draws = generator_for(seed, "decode", name)
-        policy = Stoppable(ILQL_Policy(networks, tokenizer, decode, generator=draws), stop)
-        if wordle is not None:
-            game = make_wordle(config.wordle, held_out=True) if name == HELD_OUT else wordle
-            found[name] = play(policy, game, own.num_episodes, seed, batch_size=own.batch_size)
-        elif make_env is not None:
-            seeds = [derive_seed(seed, "dialogue", number) for number in range(own.num_episodes)]
-            played = play_dialogues(make_env, policy, seeds, batch_size=own.batch_size)
-            found[name] = DialogueReturns(tuple(one.episode_return for one in played))
-    return found
 
+    networks: Networks
+    corpus: Corpus
+    config: ILQLRun
+    make_env: MakeLanguageEnv | None = None
+    stop: Stop = lambda: False
 
-def held_out_means(
-    networks: Networks,
-    data: DialogueDataset,
-    config: ILQLRun,
-    *,
-    stop: Stop = lambda: False,
-) -> dict[str, float]:
-    """The losses of all these rows as of one batch, and the means of V, Q and the advantage.
+    def policy(self, decode: DecodeConfig, seed: int, *purpose: str) -> Stoppable:
+        """The agent with this decoding; in Wordle it ends an utterance that is no longer a guess.
 
-    By the weights, tau and gamma of the config: what a member of a population has of its own
-    changes how it learns, and not what it is measured by.
-    """
-    rows = _rows_of(data, config)
-    num, like = len(rows), next(networks.model.parameters())
-    size, device = config.evaluate.batch_size, like.device
-    numbers = hyper_of(config, like).to(device)
-    batches = []
-    for start in range(0, num, size):
-        batch = data.take(rows[start : start + size], per_token=config.model.per_token)
-        mask = masks_of(batch["action_mask"], batch["terminals"], config.loss.mask).values
-        batches.append((batch, int(mask.sum()), int(batch["attn_mask"][:, 1:].sum())))
-    actions, tokens = (sum(counts) for counts in list(zip(*batches, strict=True))[1:])
-    means: dict[str, float] = {}
-    for batch, own_actions, _ in batches:
-        if stop():
-            raise Interrupted
-        # Losses are divided by what rows have in the mean over all of them, so that the mean over
-        # the rows of all batches is that of one batch.
-        for name, total in (("actions_per_row", actions), ("next_tokens_per_row", tokens)):
-            batch[name] = torch.full((len(batch),), max(total, 1) / num)
-        with torch.no_grad():
-            _, metrics = networks.loss(batch.to(device), numbers)
-        for name, value in metrics.items():
-            if name == "num_tokens":
-                continue
-            of_actions = name.endswith("_mean")
-            weight = own_actions / max(actions, 1) if of_actions else len(batch) / num
-            means[name] = means.get(name, 0.0) + weight * float(value)
-    return means
+        seed, purpose: of the draws.
+        """
+        if self.make_env is None:
+            decode = for_games(decode, self.config.wordle)
+        draws = generator_for(seed, *purpose)
+        policy = ILQL_Policy(self.networks, self.corpus.tokenizer, decode, generator=draws)
+        return Stoppable(policy, self.stop)
 
+    def play_games(self, seed: int) -> dict[str, DialogueReturns]:
+        """Dialogues of each decoding in the environment, or games of Wordle; all meet the same
+        chances.
 
-def logged_replies(
-    networks: Networks,
-    data: DialogueDataset,
-    config: ILQLRun,
-    *,
-    stop: Stop = lambda: False,
-) -> Replies | None:
-    """Log-probabilities of these rows' answers; None where they can't be known.
+        Of Wordle with secrets that are held out there are games with these besides.
+        """
+        config, make_env = self.config, self.make_env
+        own, ways = config.evaluate, decodings(config)
+        if make_env is None and config.wordle.num_held_out:
+            ways[HELD_OUT] = config.decode
+        wordle = make_wordle(config.wordle) if make_env is None else None
+        found: dict[str, DialogueReturns] = {}
+        for name, decode in ways.items():
+            policy = self.policy(decode, seed, "decode", name)
+            if wordle is not None:
+                game = make_wordle(config.wordle, held_out=True) if name == HELD_OUT else wordle
+                found[name] = play(policy, game, own.num_episodes, seed, batch_size=own.batch_size)
+            elif make_env is not None:
+                seeds = [derive_seed(seed, "dialogue", i) for i in range(own.num_episodes)]
+                played = play_dialogues(make_env, policy, seeds, batch_size=own.batch_size)
+                found[name] = DialogueReturns(tuple(one.episode_return for one in played))
+        return found
 
-    The policy stands for whoever made the data, so it has to be a cloning of them, of tokens.
-    """
-    loss, decode = config.loss, config.decode
-    cloned = loss.awac_weight > 0 and not loss.needs_advantage
-    values = not decode.shifts or (loss.needs_values and config.model.per_token)
-    if not (cloned and decode.include_logits and values):
-        return None
-    rows, size = _rows_of(data, config), config.evaluate.batch_size
-    device = next(networks.model.parameters()).device
-    parts: list[tuple[Tensor, ...]] = []
-    for start in range(0, len(rows), size):
-        if stop():
-            raise Interrupted
-        batch = data.take(rows[start : start + size]).to(device)
-        both = action_log_probs(
-            *(networks.model, networks.target, batch, decode),
-            pad_token=data.vocabulary.pad_token_id,
-            num_tokens=data.vocabulary.num_tokens,
+    def held_out_means(self, data: DialogueDataset) -> dict[str, float]:
+        """The losses of all these rows as of one batch, and the means of V, Q and the advantage.
+
+        By the weights, tau and gamma of the config: what a member of a population has of its own
+        changes how it learns, and not what it is measured by.
+        """
+        networks, config, rows = self.networks, self.config, self._rows_of(data)
+        num, like = len(rows), next(networks.model.parameters())
+        size, device = config.evaluate.batch_size, like.device
+        numbers = hyper_of(config, like).to(device)
+        batches = []
+        for start in range(0, num, size):
+            batch = data.take(rows[start : start + size], per_token=config.model.per_token)
+            mask = masks_of(batch["action_mask"], batch["terminals"], config.loss.mask).values
+            batches.append((batch, int(mask.sum()), int(batch["attn_mask"][:, 1:].sum())))
+        actions, tokens = (sum(counts) for counts in list(zip(*batches, strict=True))[1:])
+        means: dict[str, float] = {}
+        for batch, own_actions, _ in batches:
+            self._stop_if_asked()
+            # Losses are divided by what rows have in the mean over all of them, so that the mean
+            # over the rows of all batches is that of one batch.
+            for name, total in (("actions_per_row", actions), ("next_tokens_per_row", tokens)):
+                batch[name] = torch.full((len(batch),), max(total, 1) / num)
+            with torch.no_grad():
+                _, metrics = networks.loss(batch.to(device), numbers)
+            for name, value in metrics.items():
+                if name == "num_tokens":
+                    continue
+                of_actions = name.endswith("_mean")
+                weight = own_actions / max(actions, 1) if of_actions else len(batch) / num
+                means[name] = means.get(name, 0.0) + weight * float(value)
+        return means
+
+    def logged_replies(self, data: DialogueDataset) -> Replies | None:
+        """Log-probabilities of these rows' answers; None where they can't be known.
+
+        The policy stands for whoever made the data, so it has to be a cloning of them, of tokens.
+        """
+        networks, config = self.networks, self.config
+        loss, decode = config.loss, config.decode
+        cloned = loss.awac_weight > 0 and not loss.needs_advantage
+        values = not decode.shifts or (loss.needs_values and config.model.per_token)
+        if not (cloned and decode.include_logits and values):
+            return None
+        rows, size = self._rows_of(data), config.evaluate.batch_size
+        device = next(networks.model.parameters()).device
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(rows), size):
+            self._stop_if_asked()
+            batch = data.take(rows[start : start + size]).to(device)
+            both = action_log_probs(
+                *(networks.model, networks.target, batch, decode),
+                pad_token=data.vocabulary.pad_token_id,
+                num_tokens=data.vocabulary.num_tokens,
+            )
+            parts.append(tuple(t.cpu() for t in (*both, batch["rewards"], batch["action_mask"])))
+        most = max(part[0].shape[1] for part in parts)
+        decoded, policy, rewards, mask = (
+            torch.cat([F.pad(entry, (0, most - entry.shape[1])) for entry in entries])
+            for entries in zip(*parts, strict=True)
         )
-        parts.append(tuple(t.cpu() for t in (*both, batch["rewards"], batch["action_mask"])))
-    most = max(part[0].shape[1] for part in parts)
-    decoded, policy, rewards, mask = (
-        torch.cat([F.pad(entry, (0, most - entry.shape[1])) for entry in entries])
-        for entries in zip(*parts, strict=True)
-    )
-    worst = float(data.store.summary.episode_return.min())
-    return Replies(decoded, policy, rewards.double(), mask, worst)
+        worst = float(data.store.summary.episode_return.min())
+        return Replies(decoded, policy, rewards.double(), mask, worst)
+
+    def _rows_of(self, data: DialogueDataset) -> npt.NDArray[np.int64]:
+        num = min(len(data), self.config.evaluate.num_episodes)
+        return np.linspace(0, len(data) - 1, num).round().astype(np.int64)
+
+    def _stop_if_asked(self) -> None:
+        if self.stop():
+            raise Interrupted
 
 
 def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -> ILQLEvaluation:
@@ -253,11 +262,6 @@ def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -
         "support": one.support,
     }
     return replace(found, held_out=metrics)
-
-
-def _rows_of(data: DialogueDataset, config: ILQLRun) -> npt.NDArray[np.int64]:
-    num = min(len(data), config.evaluate.num_episodes)
-    return np.linspace(0, len(data) - 1, num).round().astype(np.int64)
 
 
 def fitness_of(found: ILQLEvaluation) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -12,16 +11,14 @@ from typing import Any
 
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import Corpus, make_corpus
+from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.dialogues import scored_dialogues
 from raffia.recipes.ilql.evaluation import (
+    Evaluator,
     ILQLEvaluation,
     MakeLanguageEnv,
     evaluated,
     find_environment,
-    held_out_means,
-    logged_replies,
-    play_games,
     with_estimate,
     with_member_decode,
 )
@@ -33,47 +30,23 @@ from raffia.train.config import from_json, to_json
 from raffia.train.evaluations import Evaluated
 
 
-def evaluate_networks(
-    networks: Networks,
-    corpus: Corpus,
-    config: ILQLRun,
-    *,
-    seed: int,
-    stop: Callable[[], bool] = lambda: False,
-    make_env: MakeLanguageEnv | None = None,
-) -> ILQLEvaluation:
-    """Games where the task has some, else held-out rows; `Interrupted` if `stop` is true.
-
-    make_env: the environment of a task on data, whose dialogues are played besides.
-    """
-    tokenizer, held_out, found = corpus.tokenizer, corpus.held_out, ILQLEvaluation()
+def evaluate_networks(evaluator: Evaluator, seed: int) -> ILQLEvaluation:
+    """Games where the task has some, else held-out rows; `Interrupted` if it is to stop."""
+    held_out, found = evaluator.corpus.held_out, ILQLEvaluation()
     if held_out is not None:
-        found = replace(found, held_out=held_out_means(networks, held_out, config, stop=stop))
-    if held_out is None or make_env is not None:
-        games = play_games(networks, tokenizer, config, make_env, seed=seed, stop=stop)
-        found = replace(found, games=games)
+        found = replace(found, held_out=evaluator.held_out_means(held_out))
+    if held_out is None or evaluator.make_env is not None:
+        found = replace(found, games=evaluator.play_games(seed))
     else:
-        replies = logged_replies(networks, held_out, config, stop=stop)
-        found = with_estimate(replace(found, replies=replies))
-    return replace(
-        found, dialogues=scored_dialogues(networks, corpus, config, stop=stop, make_env=make_env)
-    )
+        found = with_estimate(replace(found, replies=evaluator.logged_replies(held_out)))
+    return replace(found, dialogues=scored_dialogues(evaluator))
 
 
-def evaluate_agent(
-    networks: Networks,
-    state: TensorDict,
-    corpus: Corpus,
-    config: ILQLRun,
-    *,
-    seed: int,
-    stop: Callable[[], bool] = lambda: False,
-    make_env: MakeLanguageEnv | None = None,
-) -> ILQLEvaluation:
+def evaluate_agent(evaluator: Evaluator, state: TensorDict, seed: int) -> ILQLEvaluation:
     """Evaluate a learner's state, whose weights are loaded into the networks."""
-    networks.refresh(state)
-    own = with_member_decode(config, state["hyper"])
-    return evaluate_networks(networks, corpus, own, seed=seed, stop=stop, make_env=make_env)
+    evaluator.networks.refresh(state)
+    own = with_member_decode(evaluator.config, state["hyper"])
+    return evaluate_networks(replace(evaluator, config=own), seed)
 
 
 class EvaluateRole:
@@ -93,13 +66,13 @@ class EvaluateRole:
 
     def __init__(self, config: str, index: int) -> None:
         given = json.loads(config)
-        self.config = run = from_json(ILQLRun, given["run"])
-        folder = Path(given["folder"])
+        run, folder = from_json(ILQLRun, given["run"]), Path(given["folder"])
         # Games follow from the config; of files the folder has the tokens.
-        self.corpus = make_corpus(run, None if run.task == "wordle" else folder)
-        self.make_env = find_environment(run, given["env"], self.corpus.tokenizer)
+        corpus = make_corpus(run, None if run.task == "wordle" else folder)
+        environment = find_environment(run, given["env"], corpus.tokenizer)
         device = run.evaluators.device or run.device
-        self.networks = Networks(run, device, making=making_of(run, folder))
+        networks = Networks(run, device, making=making_of(run, folder))
+        self.evaluator = Evaluator(networks, corpus, run, environment)
 
     def load(self, state: TensorDict) -> None:
         """Load nothing: this role has no state."""
@@ -107,15 +80,10 @@ class EvaluateRole:
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Play the evaluation of these weights."""
         assert weights is not None
-        with threads(self.config.num_threads):
-            found = evaluate_agent(
-                self.networks,
-                weights,
-                self.corpus,
-                self.config,
-                seed=derive_seed(self.config.seed, "evaluate", int(task["count"])),
-                make_env=self.make_env,
-            )
+        run = self.evaluator.config
+        with threads(run.num_threads):
+            seed = derive_seed(run.seed, "evaluate", int(task["count"]))
+            found = evaluate_agent(self.evaluator, weights, seed)
         outcome = evaluated(found)
         answer = [outcome.score, outcome.values, found.dialogues]
         return TensorDict(json=bytes_to_tensor(json.dumps(answer).encode()))

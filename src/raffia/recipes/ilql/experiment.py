@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import describe_corpus, describe_template, make_corpus
 from raffia.recipes.ilql.dialogues import Record, write_dialogues
 from raffia.recipes.ilql.evaluation import (
+    Evaluator,
     ILQLEvaluation,
     MakeLanguageEnv,
     evaluated,
@@ -83,7 +85,7 @@ class ILQLExperiment(RunExperiment):
             opened.enter_context(closing(workers))
             self.corpus = make_corpus(config, folder)
             refuse_unfit(config, self.corpus.tokenizer)
-            self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
+            environment = find_environment(config, make_env, self.corpus.tokenizer)
             self.making = begin_making(config, folder).on(config.device)
             self.networks = make_networks(self.making)
             self.learner: Learner = accelerated(self.networks, compile=config.compile)
@@ -95,7 +97,10 @@ class ILQLExperiment(RunExperiment):
                 )
                 self.learner = self.members.learner
             self._divide_learner(opened, workers, MAKE_LEARNER, self._batches_again)
-            self.eval_networks = Networks(config, config.device, making=self.making)
+            self.evaluator = Evaluator(
+                Networks(config, config.device, making=self.making),
+                *(self.corpus, config, environment),
+            )
             self.evaluations = self._make_evaluations(workers, make_env)
             if self.evaluations is not None:
                 opened.enter_context(closing(self.evaluations))
@@ -225,8 +230,7 @@ class ILQLExperiment(RunExperiment):
     ) -> ILQLEvaluation:
         """Evaluate one agent; returns the result and dialogues to look at."""
         seed = derive_seed(self.config.seed, "evaluate", update)
-        at = self.eval_networks, state, self.corpus, self.config
-        return evaluate_agent(*at, seed=seed, stop=stop, make_env=self.make_env)
+        return evaluate_agent(replace(self.evaluator, stop=stop), state, seed)
 
     def _evaluate_members(
         self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
