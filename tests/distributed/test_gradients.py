@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from raffia.distributed import (
     DataParallel,
     Followers,
     Group,
+    InlineEngine,
     Lost,
     Rendezvous,
     RoleError,
@@ -23,6 +25,7 @@ from raffia.distributed import (
     follow,
 )
 from raffia.distributed.data_parallel import mean_over, part_of
+from raffia.distributed.ray import RayEngine
 from raffia.learner import Accumulate
 from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.small import batch_of, float32
@@ -374,6 +377,34 @@ def test_a_follower_that_is_killed_changes_nothing(phase, num, tmp_path):
         assert same(trained(DataParallel(small(), group)), expected)
         assert (tmp_path / "died").exists()
         assert group.num_restarts == 1 and group.num_broadcasts == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_followers_on_ray_equal_processes_and_a_death_changes_nothing():
+    expected = trained(Accumulate(small(), 2))
+    with closing(RayEngine(num_cpus=1)) as engine:
+        with Followers(SMALL, "{}", 1, engine=engine, num_threads=1) as group:
+            learner = DataParallel(small(), group)
+            assert same(trained(learner), expected)
+            os.kill(group.workers[0].pid, signal.SIGKILL)
+            assert same(trained(learner), expected)
+            assert group.num_restarts == 1
+        other = engine.start(SMALL, "{}", 0)  # the engine outlives its followers
+        assert other.pid
+
+
+def test_followers_with_gpus_of_their_own_compute_on_these_alone():
+    started = []
+
+    class Recording(InlineEngine):
+        def start(self, role, config, index, needs):
+            started.append((needs.gpus, json.loads(config)["device"]))
+            return super().start(role, config, index, needs)
+
+    for device in ("cuda:3", "cpu"):
+        Followers(SMALL, "{}", 1, device=device, gpus=0.5, engine=Recording())
+    assert started == [(0.5, "cuda"), (0.5, "cpu")]
 
 
 @pytest.mark.slow

@@ -79,6 +79,7 @@ OF_BOTH = tested_by(
             engine.max_restarts engine.patience_seconds evaluators.cpus evaluators.gpus
         """,
         WORKERS + "test_the_settings_of_the_engine_take_effect": "engine.address engine.spares",
+        WORKERS + "test_learners_on_ray_are_workers_of_its_engine": "learners.gpus",
     }
 )
 RUNS, MODELS = "recipes/test_ilql.py::", "recipes/test_ilql_language_models.py::"

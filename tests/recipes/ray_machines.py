@@ -1,8 +1,8 @@
 """A Ray cluster of several nodes on this machine: nodes, the head or room are lost, or don't fit.
 
 python -m tests.recipes.ray_machines NAME FOLDER prints one line of JSON, where NAME is workers,
-machines, head, room, unfit, doctor or sweeps. A program of its own: Ray keeps one cluster in a
-process, and stores its address for the whole machine.
+machines, learners, head, room, unfit, doctor or sweeps. A program of its own: Ray keeps one cluster
+in a process, and stores its address for the whole machine.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import torch
 
 from raffia.cli import main
 from raffia.cli.doctor import Check, engine_checks, print_doctor
-from raffia.distributed import Pool, RoleError, Workers, ray_cluster
+from raffia.distributed import Group, Pool, RoleError, Workers, ray_cluster
 from raffia.distributed.check_engine import COUNTER
 from raffia.distributed.ray import (
     HEALTH_CHECK,
@@ -37,7 +37,7 @@ from raffia.recipes.scale_config import EngineConfig
 from raffia.sweep import Manifest, PlannedRun, read_manifest
 from raffia.sweep.session import room_of
 from raffia.tensordict import TensorDict
-from tests.recipes.layouts import AHEAD, EFFICIENTZERO, results_of, trained
+from tests.recipes.layouts import AHEAD, EFFICIENTZERO, PARTS, WORDLE, results_of, trained
 from tests.recipes.runs import Quiet, with_all
 
 OLDER = "_version.py", '__version__ = "0.0.1"'
@@ -61,7 +61,7 @@ class Killing:
     def __init__(self, cluster, nodes, every, num_kills):
         self.cluster, self.nodes, self.every, self.num_kills = cluster, nodes, every, num_kills
         self.take, self.num_taken, self.killed = RayWorker.take, 0, []
-        self.frozen, self.longest = [], 0.0
+        self.frozen, self.longest, self.hangs = [], 0.0, True
 
     def __call__(self, worker, seconds):
         start_time = time.monotonic()
@@ -75,7 +75,8 @@ class Killing:
         # The worker of a killed machine may live for a moment, as an orphan.
         is_alive = raylet is not None and name_of(raylet) == "raylet"
         if is_due and is_alive and len(self.killed) < self.num_kills:
-            if len(self.killed) == self.num_kills - 1:  # the last is silent, and its worker too
+            # The last is silent, and its worker too.
+            if self.hangs and len(self.killed) == self.num_kills - 1:
                 self.frozen = [raylet, *children_of(raylet)]
                 for pid in self.frozen:
                     os.kill(pid, signal.SIGSTOP)
@@ -115,6 +116,36 @@ def machines(folder):
             os.kill(pid, signal.SIGKILL)
     cluster.shutdown()
     return {"digest": found[:3], "num_killed": len(set(kills.killed)), "longest": kills.longest}
+
+
+def learners(folder):
+    """Processes that share batches, or a state, on two machines with addresses of their own."""
+    cluster, nodes = cluster_of(0)
+    nodes += [cluster.add_node(num_cpus=1, node_ip_address=f"127.0.0.{n}") for n in (2, 3)]
+    cluster.wait_for_nodes()
+    on_cluster = dict(engine__name="ray", engine__address=cluster.address)
+    found = {"digests": [], "hosts": [], "num_killed": []}
+    join = Group.__init__
+
+    def recording(self, address, *arguments, **options):
+        found["hosts"].append(address.rpartition(":")[0])
+        join(self, address, *arguments, **options)
+
+    Group.__init__ = recording
+    for config, changes, every in (
+        (PARTS, dict(learners__num=3, learners__sums="ordered"), 60),
+        (WORDLE, dict(learners__num=2, learners__state="sharded", num_updates=6), 9),
+    ):
+        there = trained(config, folder / f"there{every}", **changes)
+        kills = Killing(cluster, nodes, every=every, num_kills=2)
+        kills.hangs = False
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RayWorker, "take", lambda *arguments, kills=kills: kills(*arguments))
+            here = trained(config, folder / f"here{every}", **changes, **on_cluster)
+        found["digests"].append([there[:3], here[:3]])
+        found["num_killed"].append(len(set(kills.killed)))
+    cluster.shutdown()
+    return found
 
 
 def workers(folder):

@@ -71,6 +71,7 @@ LAYOUTS = [
     case("evaluate", fast=True, **layout(evaluators=1)),
     case("evaluate later", **layout(evaluators=2)),
     case("two halves", fast=True, **layout(learners=2)),
+    case("two halves", **layout("ray", learners=2)),
     case("three thirds", learners__sums="ordered", **layout(learners=3)),
     case("halves of shards", **layout(learners=2, reanalyzers=2)),
     case("members", **layout(members=2)),

@@ -66,6 +66,15 @@ def test_machines_that_die_or_fall_silent_change_nothing(undisturbed, on_a_clust
     assert found["digest"] == json.loads(json.dumps(undisturbed))
 
 
+def test_learners_and_shards_of_a_state_are_on_any_machine_and_die_with_it(on_a_cluster):
+    found = on_a_cluster("learners")
+    for in_processes, on_machines in found["digests"]:
+        assert in_processes == on_machines
+    assert found["num_killed"] == [2, 2]
+    own, reachable = sorted(set(found["hosts"]))  # in processes, and from other machines
+    assert own == "127.0.0.1" and not reachable.startswith("127.")
+
+
 def test_a_head_that_dies_is_an_error_within_seconds_and_the_run_is_resumed(
     undisturbed, on_a_cluster
 ):

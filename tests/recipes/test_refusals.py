@@ -78,7 +78,7 @@ CUDA = {kind: {f"{kind}__device": "cuda"} for kind in ("actors", "reanalyzers", 
 OFF = {"hyper": 0.0, "no_mutation": 0.0, "parameters": 0.0}
 CHANGES = [  # a run, the error, and settings that it can't be combined with
     (SMOKE, r"actors.num=3: set env.num_envs=6", {"actors__num": 3}),
-    (SMOKE, r"without workers: set actors.num, .* evaluators.num or", PROCESS),
+    (SMOKE, r"without workers: set actors.num, .* evaluators.num, ", PROCESS),
     (SMOKE, r"engine.spares=1 are idle proc", {"actors__num": 2, "engine__spares": 1}),
     *(
         row
@@ -103,9 +103,10 @@ CHANGES = [  # a run, the error, and settings that it can't be combined with
     ),
     (WORDLE, r"state=sharded .* there is only one: set learners.num=2", SHARDED),
     (WORDLE, r"batch_size=6 .* divided equally .* learners.num=4", {"learners__num": 4}),
+    (WORDLE, r"on device cuda .* learners.gpus=0: set", TWO | ON_RAY | {"device": "cuda"}),
     (WORDLE, "use a batch_size that 4 divides", TWO | {"num_micro_batches": 2}),
     (ILQL_EVALUATED, "evaluators.* with population.size=2", MEMBERS_OF_2 | {"evaluators__num": 1}),
-    (ILQL_EVALUATED, "without workers: set evaluators.num, .*population", PROCESS),
+    (ILQL_EVALUATED, "without workers: set evaluators.num, .* learners.num or popu", PROCESS),
     *(
         (run, message, change)
         for run in (MEMBERS, ILQL_MEMBERS)

@@ -13,7 +13,7 @@ import torch
 from raffia import TensorDict
 from raffia.algorithms.efficientzero import Planner, make_model
 from raffia.data import ReplayShards
-from raffia.distributed import ChaosEngine, InlineEngine, RoleError
+from raffia.distributed import ChaosEngine, InlineEngine, Needs, RoleError
 from raffia.envs import Discrete, EnvSpec, GymEnv
 from raffia.lazy import imported
 from raffia.recipes import resume_run, train_run
@@ -139,6 +139,25 @@ def test_room_is_required_for_all_workers_together(tmp_path, monkeypatch):
         trained(BATCHES, tmp_path / "run", **settings, **more)
     assert required == [(1, 1.0, 0.0), (2, 2.0, 0.25), (1, 1.0, 0.0)]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_learners_on_ray_are_workers_of_its_engine(tmp_path, monkeypatch):
+    required = []
+
+    class Full(InlineEngine):
+        def require(self, workers):
+            required.extend((one.role, one.num, one.needs) for one in workers)
+            raise ValueError("no room")
+
+    with_engine(monkeypatch, Full())
+    for engine in ("ray", "process"):
+        settings = dict(learners__num=3, learners__gpus=0.5, engine__name=engine)
+        with pytest.raises(ValueError, match="no room") as error:
+            trained(PARTS, tmp_path / engine, evaluators__num=1, **settings)
+        kinds = "evaluators, learners" if engine == "ray" else "evaluators"
+        assert error.value.__notes__ == [f"Settings of each kind ({kinds}): num, cpus, gpus"]
+    (_, _, _), learners, (_, _, _) = required
+    assert learners == ("raffia.distributed.follow:Follower", 2, Needs(cpus=1.0, gpus=0.5))
 
 
 # ----------------------------------------------------------------------------------- refusals

@@ -19,6 +19,7 @@ from raffia.hints import error_text
 from raffia.lazy import imported
 from raffia.tensordict.tensordict import TensorDict
 
+LOCALHOST = "127.0.0.1"
 NUM_FRAMES = 5  # the innermost calls of a worker's traceback, which an error tells
 
 
@@ -174,6 +175,10 @@ class Engine(Protocol):
     >>> engine.close()
     """
 
+    @property
+    def host(self) -> str:
+        """The address of this machine that workers can connect to."""
+
     def require(self, workers: Sequence[Workers]) -> None:
         """Raise an error for workers that can never run, before any is started.
 
@@ -299,6 +304,8 @@ class InlineEngine:
     >>> worker.take(1.0)["total"]
     tensor(5)
     """
+
+    host = LOCALHOST
 
     def require(self, workers: Sequence[Workers]) -> None:
         """Accept any number of workers, since all are in this process."""

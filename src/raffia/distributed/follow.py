@@ -1,4 +1,4 @@
-"""Processes without a loop that share each batch with the one that leads.
+"""Processes without a loop that share each batch with the one that leads, on any machine.
 
 They hold a state and follow commands: "this is the state", "take this part of the batch", "sum",
 "make the step". One that dies is started again and given the state, and the update is made again:
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from raffia.distributed.data_parallel import mean_over, part_of
-from raffia.distributed.engine import Lost, Needs, RoleError, Worker, Workers, make_role
-from raffia.distributed.group import LOCALHOST, Group, Rendezvous, Sums, device_of
+from raffia.distributed.engine import Engine, Lost, Needs, RoleError, Worker, Workers, make_role
+from raffia.distributed.group import Group, Rendezvous, Sums, device_of
 from raffia.distributed.pool import waiting_metrics
 from raffia.distributed.process import ProcessEngine
 from raffia.distributed.shards import gathered, shard_grads
 from raffia.learner import Learner
+from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 
 MEET_SECONDS = 20.0
@@ -32,7 +33,7 @@ Marks = list[tuple[Tensor, int]]  # leaves, and how often each was written to
 
 
 class Followers:
-    """Processes of this machine that share batches with this one, which leads.
+    """Processes that share batches with this one, which leads.
 
     role: an importable factory "package.module:name" of (config, index), which gives the learner
         that `DataParallel` has here; as with workers it is named and not sent.
@@ -43,9 +44,12 @@ class Followers:
     device: where followers compute, as this process does; with "cuda" each takes the next card, or
         shares one where there are fewer. Sums go over NCCL if each process has a card of its own,
         else through the CPU's memory.
+    gpus: how many the engine gives each follower, which then computes on those alone.
     max_restarts: how often followers may be lost in one update; once more is an error.
     spares: idle processes that replace one that dies.
     patience: seconds without an answer, or within a sum, after which a follower is taken for dead.
+    engine: starts them, as a `RayEngine` does on any machine of its cluster, and outlives them;
+        None: processes of this machine.
 
     States are broadcast where they are not what `apply` gave last. A program that makes followers
     is imported by them: what it runs stands under `if __name__ == "__main__":`.
@@ -74,7 +78,8 @@ class Followers:
         max_restarts: int = 3,
         spares: int = 0,
         patience: float = 300.0,
-        engine: ProcessEngine | None = None,
+        gpus: float = 0.0,
+        engine: Engine | None = None,
     ) -> None:
         if num < 1:
             raise ValueError(
@@ -92,16 +97,17 @@ class Followers:
         self.num_restarts = 0
         self.num_broadcasts = 0
         self.seconds_waited = 0.0
-        self._engine = ProcessEngine(spares) if engine is None else engine
-        self._engine.require([Workers(role, num)])
-        self._needs = Needs(cpus=num_threads or torch.get_num_threads())
+        self._needs = Needs(cpus=num_threads or torch.get_num_threads(), gpus=gpus)
+        self._owns_engine = engine is None
+        self._engine: Engine = ProcessEngine(spares) if engine is None else engine
+        self._engine.require([Workers(role, num, self._needs)])
         settings = {
             "role": role,
             "config": config,
             "size": num + 1,
             "sums": sums,
             "timeout": patience,
-            "device": device,
+            "device": self.device.type if gpus else device,
         }
         self._config = json.dumps(settings)
         self._workers: list[Worker | None] = [None] * num
@@ -259,10 +265,13 @@ class Followers:
                 self._start(index)
             self._ask(index, HELLO)
         self._take_all()  # all are there, and have made their learner
-        with Rendezvous(timeout=self.patience) as rendezvous, self._ends_if_one_dies(rendezvous):
-            port = torch.tensor(int(rendezvous.address.rpartition(":")[2]))
+        with (
+            Rendezvous(self._engine.host, self.patience) as rendezvous,
+            self._ends_if_one_dies(rendezvous),
+        ):
+            address = bytes_to_tensor(rendezvous.address.encode())
             for index in range(self.num):
-                self._ask(index, JOIN, port=port)
+                self._ask(index, JOIN, address=address)
             self._group = _group(
                 *(rendezvous.address, 0, self.size, self.sums, self.patience),
                 device=device_of(str(self.device), 0),
@@ -365,7 +374,8 @@ class Followers:
         """End all followers."""
         self._is_closed = True
         self._reset()
-        self._engine.close()
+        if self._owns_engine:
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -407,7 +417,7 @@ class Follower:
             if self._group is not None:
                 self._group.close()
             self._state = self._own = self._update = None
-            address = f"{LOCALHOST}:{int(task['port'])}"
+            address = tensor_to_bytes(task["address"]).decode()
             self._group = _group(
                 *(address, self._rank, self._size, self._sums, self._timeout), device=self._device
             )

@@ -20,17 +20,19 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, TCPStore
 
 from raffia.distributed.arrays import pack, unpack
-from raffia.distributed.engine import Lost
+from raffia.distributed.engine import LOCALHOST, Lost
 from raffia.distributed.nccl import NCCL, can_use_nccl, card_of
 from raffia.tensordict.tensordict import TensorDict
 
 Sums = Literal["ring", "ordered"]
 BUCKET = 25 * 2**20  # bytes that are summed at once
-LOCALHOST = "127.0.0.1"
 
 
 class Rendezvous:
     """A rendezvous at which the members of a future group find each other; open until all have.
+
+    host: the address of this machine that members connect to; those of this machine alone can with
+        the default.
 
     >>> with Rendezvous() as rendezvous:
     ...     rendezvous.address.startswith("127.0.0.1:")
@@ -268,9 +270,21 @@ def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any
     gloo = cast(Any, dist.ProcessGroupGloo)
     options = gloo._Options()
     options._timeout = timeout
-    options._devices = [gloo.create_device(hostname=host)]
+    options._devices = [gloo.create_device(hostname=address_towards(host))]
     store = TCPStore(host, port, None, False, timeout)
     return gloo(store, rank, size, options)
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine by which another one reaches it.
+
+    >>> address_towards("127.0.0.1")
+    '127.0.0.1'
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        found.connect((host, 9))  # sends nothing, but chooses a network
+        name: str = found.getsockname()[0]
+    return name
 
 
 def device_of(name: str, rank: int) -> torch.device:

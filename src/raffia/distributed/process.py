@@ -25,6 +25,7 @@ import torch
 
 from raffia.distributed.arrays import pack, parts_of, unpack, walk
 from raffia.distributed.engine import (
+    LOCALHOST,
     ONE_CPU,
     Lost,
     Machine,
@@ -61,6 +62,8 @@ class ProcessEngine:
     tensor(5)
     >>> engine.close()
     """
+
+    host = LOCALHOST
 
     def __init__(self, spares: int = 0) -> None:
         self._context = multiprocessing.get_context("forkserver")

@@ -125,6 +125,11 @@ class RayEngine:
         self.spares, self._roles = spares, list[str]()
         self._idle: dict[Needs, list[_Spare]] = {}  # no role was made of them yet
 
+    @property
+    def host(self) -> str:
+        """The address of this machine that the cluster's machines can connect to."""
+        return self._cluster.own_host
+
     def require(self, workers: Sequence[Workers]) -> None:
         """Raise ValueError if there is never room for all of them together, RoleError if a machine
         can't import a role, VersionError if one has other versions; in each case nothing has been

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from raffia._version import __version__
-from raffia.distributed.engine import Machine, Needs, RoleError, Workers, find_role
+from raffia.distributed.engine import LOCALHOST, Machine, Needs, RoleError, Workers, find_role
+from raffia.distributed.group import address_towards
 
 LOOK = 0.25  # seconds between two looks at whether the cluster is there, while waiting
 SILENT = 3.0  # seconds without an answer after which the cluster is gone
@@ -170,6 +171,11 @@ class Cluster:
             else:
                 self._answered_at = time.monotonic()
                 return
+
+    @property
+    def own_host(self) -> str:
+        """The address of this machine by which it reaches the cluster's head."""
+        return LOCALHOST if self.is_of_this_machine else address_towards(self._doors[0][0])
 
     def is_there(self) -> bool:
         """Whether the cluster answers now."""

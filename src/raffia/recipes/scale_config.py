@@ -148,27 +148,29 @@ def check_workers(run: Any, kinds: Sequence[str]) -> None:
     Traceback (most recent call last):
     ...
     ValueError: engine.name=process has no effect without workers: set evaluators.num, such as
-    evaluators.num=2, or population.workers, or leave engine.name out
+    evaluators.num=2, or learners.num or population.workers, or leave engine.name out
     """
     engine, workers = run.engine, {kind: getattr(run, kind) for kind in kinds}
-    for kind, one in workers.items():
-        where = one.device or run.device
-        if engine.address and one.play_elsewhere and where.startswith("cuda") and not one.gpus:
+    used = {k: (one.device or run.device, one) for k, one in workers.items() if one.play_elsewhere}
+    if run.learners.num > 1:
+        used["learners"] = run.device, run.learners
+    for kind, (where, one) in used.items():
+        if engine.address and where.startswith("cuda") and not one.gpus:
             raise ValueError(
-                f"{kind}.device={where} on a Ray cluster needs {kind}.gpus, because Ray gives no "
-                f"GPU with {kind}.gpus=0: set {kind}.gpus, such as {kind}.gpus=0.5"
+                f"{kind} on device {where} of a Ray cluster need {kind}.gpus, because Ray gives "
+                f"no GPU with {kind}.gpus=0: set {kind}.gpus, such as {kind}.gpus=1"
             )
     if engine.spares and engine.name == "inline" and run.learners.num == 1:
         raise ValueError(
             f"engine.spares={engine.spares} are idle processes, but all workers are in this "
             "process: set engine.name=process or ray, or learners.num, or leave engine.spares out"
         )
-    nums = [run.population.workers, *(one.num for one in workers.values())]
+    nums = [run.population.workers, *(one.num for one in workers.values()), run.learners.num - 1]
     if engine.name != "inline" and not any(nums):
-        others = ", ".join(f"{kind}.num" for kind in kinds[1:])
+        others = ", ".join([f"{kind}.num" for kind in [*kinds[1:], "learners"]])
         raise ValueError(
             f"engine.name={engine.name} has no effect without workers: set {kinds[0]}.num, "
-            f"such as {kinds[0]}.num=2, or {f'{others} or ' if others else ''}population.workers, "
+            f"such as {kinds[0]}.num=2, or {others} or population.workers, "
             "or leave engine.name out"
         )
     if run.evaluators.play_elsewhere and run.population.size > 1:
@@ -181,7 +183,7 @@ def check_workers(run: Any, kinds: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnersConfig:
-    """Processes of this machine that share each batch.
+    """Processes that share each batch, on Ray wherever there is room, else on this machine.
 
     >>> LearnersConfig(num=2).sums
     'ring'
@@ -194,10 +196,12 @@ class LearnersConfig:
     # What each process holds: the whole state, or its rows of weights, target and optimizer, for
     # models that are too large for one process; gradients are then summed in order.
     state: Literal["whole", "sharded"] = "whole"
+    gpus: float = 0.0  # GPUs of each on Ray but for the leading one, which takes device's
 
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "num")
+        check_least(self, 0, "gpus")
         if self.state == "sharded" and self.num == 1:
             raise ValueError(
                 "learners.state=sharded divides the state among processes, but there is only one: "

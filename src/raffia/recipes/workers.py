@@ -138,6 +138,7 @@ def try_engine(name: str, address: str = "") -> TriedEngine:
 
 
 POPULATION = "population"  # the kind of workers that members learn in
+FOLLOWER = "raffia.distributed.follow:Follower"
 
 
 def kinds_elsewhere(config: Any, kinds: Sequence[str]) -> list[str]:
@@ -190,9 +191,14 @@ class RunWorkers:
             if device and not (kind in self._used and config.engine.name == "ray"):
                 require_device(device, f"{kind}.device")
         self._engine: Engine = InlineEngine()
-        if self._used:
-            workers = [self._workers(kind) for kind in self._used]
-            remark = f"Settings of each kind ({', '.join(self._used)}): num, cpus, gpus"
+        workers = [self._workers(kind) for kind in self._used]
+        self._follow_on_ray = config.learners.num > 1 and config.engine.name == "ray"
+        if self._follow_on_ray:
+            needs = Needs(float(torch.get_num_threads()), config.learners.gpus)
+            workers.append(Workers(FOLLOWER, config.learners.num - 1, needs))
+        if workers:
+            kinds = [*self._used, *(["learners"] if self._follow_on_ray else [])]
+            remark = f"Settings of each kind ({', '.join(kinds)}): num, cpus, gpus"
             self._engine = engine_for(config.engine, workers, message, remark=remark)
 
     def _num(self, kind: str) -> int:
@@ -255,6 +261,8 @@ class RunWorkers:
             learners.num - 1,
             sums=learners.sums,
             device=self._config.device,
+            gpus=learners.gpus if self._follow_on_ray else 0.0,
+            engine=self._engine if self._follow_on_ray else None,
             max_restarts=engine.max_restarts,
             spares=engine.spares,
             patience=engine.patience_seconds,
@@ -277,7 +285,9 @@ def describe_workers(run: Any) -> list[str]:
     population, evaluators = run.population, run.evaluators
     if run.learners.num > 1:
         what = "each batch and the state" if run.learners.state == "sharded" else "each batch"
-        lines.append(f"{run.learners.num} processes share {what}")
+        at = f", {run.learners.num - 1} of them {where(run.engine)}"
+        follow_at = at if run.engine.name == "ray" else ""
+        lines.append(f"{run.learners.num} processes share {what}{follow_at}")
     if population.workers:
         at = where(run.engine)
         lines.append(f"{population.workers} workers {at} share {population.size} members")
