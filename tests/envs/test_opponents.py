@@ -8,7 +8,7 @@ import torch
 
 from raffia.envs import connect4
 from raffia.envs.board import Connect4, TicTacToe, line_masks
-from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.opponents import (
     ILLEGAL,
     PerfectTicTacToe,
@@ -17,6 +17,7 @@ from raffia.envs.opponents import (
     make_opponent,
     move_values,
 )
+from raffia.tensordict.tensordict import TensorDict
 
 
 def play(game, first, second, seed=0):
@@ -64,6 +65,21 @@ def test_moves_are_drawn_from_the_generator_alone():
         assert counts.min() > 20  # 44 in the mean, of each
         again = opponent.act(state, torch.Generator().manual_seed(3)).bincount(minlength=9)
         assert torch.equal(counts, again)
+
+
+@pytest.mark.parametrize("action", [Discrete(3), Box((-2.0, 0.0), (-1.0, 4.0))])
+def test_a_random_opponent_plays_games_without_a_mask_of_legal_actions(action):
+    spec = EnvSpec(observation_shape=(1,), action=action, num_players=2)
+    opponent = make_opponent("random", spec)
+    state = TensorDict(observation=torch.zeros(200, 1), batch_size=[200])
+    chosen = opponent.act(state, torch.Generator().manual_seed(0))
+    assert chosen.shape == (200, *action.shape) and chosen.dtype is action.dtype
+    low, high = (
+        (0, 2) if isinstance(action, Discrete) else map(torch.tensor, (action.low, action.high))
+    )
+    assert bool(((low <= chosen) & (chosen <= high)).all())
+    assert len(chosen.unique()) >= 3
+    assert len(opponent.act(state).unique(dim=0)) == 1
 
 
 def cells_of(word: int) -> set[tuple[int, int]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raffia.envs.board import line_masks
 from raffia.envs.connect4 import CELLS, column_scores
-from raffia.envs.env import EnvSpec
+from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -51,14 +51,28 @@ def _one_of(good: Tensor, generator: torch.Generator | None) -> Tensor:
 class RandomOpponent:
     """Plays random legal actions, each equally likely.
 
+    action: the actions of the game; needed where its states have no "action_mask".
+
     >>> from raffia.envs.board import TicTacToe
     >>> state = TicTacToe(3).reset(torch.arange(3))
     >>> RandomOpponent().act(state, torch.Generator().manual_seed(0)).shape
     torch.Size([3])
     """
 
+    def __init__(self, action: Discrete | Box | None = None) -> None:
+        self.action = action
+
     def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
-        """A legal action for each state [n], int64 [n]; without a generator the first."""
+        """A legal action for each state [n]; without a generator the first."""
+        if isinstance(self.action, Box):
+            low, high = torch.tensor(self.action.low), torch.tensor(self.action.high)
+            drawn = torch.zeros(len(state), len(low))
+            if generator is not None:
+                drawn = torch.rand(drawn.shape, generator=generator)
+            return torch.lerp(low, high, drawn)
+        if self.action is not None and "action_mask" not in state.keys():
+            legal = torch.ones(len(state), self.action.n, dtype=torch.bool)
+            return _one_of(legal, generator)
         return _one_of(state["action_mask"], generator)
 
 
@@ -143,7 +157,9 @@ def make_opponent(name: str, spec: EnvSpec) -> Opponent:
         raise ValueError(
             f"{spec.name or 'this environment'} has only one player, so it has no opponents"
         )
-    anywhere: dict[str, Callable[[], Opponent]] = {"random": RandomOpponent}
+    anywhere: dict[str, Callable[[], Opponent]] = {
+        "random": functools.partial(RandomOpponent, spec.action)
+    }
     choices = anywhere | _OF_GAME.get(spec.name, {})
     if name not in choices:
         raise ValueError(
