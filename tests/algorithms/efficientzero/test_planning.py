@@ -76,6 +76,17 @@ def test_a_row_draws_by_its_seed_whatever_the_other_rows_are(kind):
     assert all(some[key].equal(first[key][rows]) for key in first.keys())
 
 
+@pytest.mark.parametrize("policy", ["muzero", "gumbel"])
+def test_a_search_for_acting_works_without_noise_at_the_root(policy):
+    search = replace(CONFIG.search, dirichlet_fraction=0.0, policy=policy)
+    plan = planner_of(config=replace(CONFIG, search=search)).plan
+    seed = torch.arange(5)
+    acting, quiet = (plan(state_of(), seed=seed, noise=noise) for noise in (True, False))
+    if policy == "muzero":  # otherwise noise is what chooses the action
+        assert torch.equal(acting.action_weights, quiet.action_weights)
+    assert torch.equal(acting.action, quiet.action)
+
+
 def test_a_tensor_in_place_of_a_state_is_refused():
     message = r"pass TensorDict\(observation=observation, batch_size=\[3\]"
     with pytest.raises(TypeError, match=message):

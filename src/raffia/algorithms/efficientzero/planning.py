@@ -218,7 +218,7 @@ class Planner:
         else:
             fraction = self.number("dirichlet_fraction", num, member) if noise else 0.0
             factor = self.number("temperature", num, member) if temperature > 0 else 0.0
-            if noise:
+            if noise and bool(torch.as_tensor(fraction).any()):
                 alpha = search.dirichlet_alpha
                 settings["dirichlet"] = root_dirichlet(seed, num_choices, alpha, root.mask, NOISE)
             if temperature > 0:
