@@ -151,6 +151,20 @@ def test_density_is_that_of_torch():
     assert bounded.log_density(parameters, on_the_bounds).isfinite().all()
 
 
+def test_saturated_actions_lie_within_bounds_of_any_float32_numbers():
+    """high - low and low + (high - low) are rounded: one of three such sums is above high."""
+    generator = torch.Generator().manual_seed(0)
+    low = 10 * torch.rand(500, generator=generator) - 5
+    high = low + 9 * torch.rand(500, generator=generator) + 0.01
+    parameters = torch.cat([torch.full((500,), 50.0), torch.ones(500)]).unsqueeze(0)
+    sampler = GaussianSampler(1, low=low, high=high)
+    [[action]] = sampler.sample(parameters, torch.tensor([0])).actions
+    assert bool((action <= high).all())
+    torch.testing.assert_close(action, high)
+    numbers = sampler.numbers(500)  # of the compiled step
+    assert bool((numbers["low"] + numbers["width"] <= high).all())
+
+
 # ------------------------------------------------------------------------------ discrete
 
 

@@ -398,8 +398,11 @@ class GaussianSampler:
     def _bounds(self, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lower bound and the width, of the dtype and device of a tensor."""
         like = torch.empty(0) if like is None else like
-        low = constant(self.low, like)
-        return low, constant(self.high, like) - low
+        low, high = constant(self.low, like), constant(self.high, like)
+        width = high - low
+        # An action can be low + width, and this sum must not be rounded to more than the bound.
+        shorter = width * (1 - torch.finfo(width.dtype).eps)
+        return low, torch.where(low + width > high, shorter, width)
 
 
 @dataclass(frozen=True)
