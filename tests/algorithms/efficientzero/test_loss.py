@@ -125,7 +125,7 @@ def test_the_lstm_restarts_after_each_horizon(horizon):
         torch.testing.assert_close(steps.latents[k], output.latent_state)
 
 
-@pytest.mark.parametrize("kind", ["BN", "LN", "image"])
+@pytest.mark.parametrize("kind", ["BN", "LN", "image", "one channel"])
 def test_one_call_for_all_steps_equals_a_call_for_each(kind):
     torch.manual_seed(0)
     batch, config = random_batch(), LossConfig(unroll_steps=4)
@@ -134,6 +134,8 @@ def test_one_call_for_all_steps_equals_a_call_for_each(kind):
         model = EfficientZeroModel((2, 5, 6), 3, pred_out=5, **sizes)
         batch["observation"] = torch.randn(7, 2, 5, 6)
         batch["next_observation"] = torch.randn(7, 4, 2, 5, 6)
+    elif kind == "one channel":
+        model = small_model(norm_type="BN", value_head_hidden_channels=(1,))
     else:
         model = small_model(norm_type=kind)
     batched, each = (EfficientZeroLoss(copy.deepcopy(model), config).train() for _ in range(2))

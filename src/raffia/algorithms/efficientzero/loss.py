@@ -384,7 +384,7 @@ class StepBatchNorm(_BatchNorm):
 
 def _times(channels: Tensor | None, num: int) -> Tensor:  # [C] -> [num * C]
     assert channels is not None
-    return channels if num == 1 else channels.expand(num, -1).reshape(-1)
+    return channels if num == 1 else channels.repeat(num)
 
 
 def step_norms(model: nn.Module) -> Steps | None:
