@@ -43,7 +43,11 @@ MLPS = {
         "latent_norm": "SimNorm",
     },
 }
-UNCOMPILED = {"state_norm": {"state_norm": True}, "activation": {"activation": nn.Tanh()}}
+UNCOMPILED = {
+    "state_norm": {"state_norm": True},
+    "activation": {"activation": nn.Tanh()},
+    "one_category": {"reward_support_range": (2, 3, 1)},
+}
 IMAGES = {
     "board": {},
     "board_ln": {"norm_type": "LN"},

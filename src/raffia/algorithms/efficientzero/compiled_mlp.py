@@ -280,7 +280,12 @@ def _heads(model: LatentModel) -> Heads | None:
 
 def _is_plain(model: LatentModel) -> bool:
     tensors = [*model.parameters(), *model.buffers()]
-    return not model.state_norm and all(map(_is_float32_here, tensors))
+    # The mean of a support of one number does not depend on any logit.
+    constant = any(
+        support is not None and support.size == 1
+        for support in (model.reward_support, model.value_support)
+    )
+    return not (model.state_norm or constant) and all(map(_is_float32_here, tensors))
 
 
 class Layer(NamedTuple):
