@@ -43,11 +43,11 @@ class ModelScorer:
 
     @property
     def vocab_size(self) -> int:
-        return self.model.config.trunk.vocab_size
+        return self.model.trunk.vocab_size
 
     @property
     def block_size(self) -> int:
-        return self.model.config.trunk.block_size
+        return self.model.trunk.block_size
 
     @property
     def device(self) -> torch.device:

@@ -55,7 +55,7 @@ class ILQL_Policy:
         *,
         generator: torch.Generator | None = None,
     ) -> None:
-        vocab_size = agent.model.config.trunk.vocab_size
+        vocab_size = agent.model.trunk.vocab_size
         if tokenizer.num_tokens > vocab_size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.num_tokens} tokens, but the model has "
@@ -86,7 +86,7 @@ class ILQL_Policy:
     @property
     def block_size(self) -> int:
         """Tokens of the context."""
-        return self.agent.model.config.trunk.block_size
+        return self.agent.model.trunk.block_size
 
     @property
     def room(self) -> int:

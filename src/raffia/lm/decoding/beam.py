@@ -158,9 +158,13 @@ def extended(
     row_of_slot = torch.full_like(parent, -1)
     row_of_slot[slots] = torch.arange(len(slots), device=slots.device)
     row = row_of_slot[parent]
-    row = row.masked_fill(scores == -torch.inf, -1)
+    missing = scores == -torch.inf  # fewer than W texts can follow; these have no tokens
+    row = row.masked_fill(missing, -1)
     beams = beams.at(parent)
     beams.log_prob = scores
+    beams.length[missing], beams.stopped[missing] = 0, False
+    for own in beams.scores.values():
+        own[missing] = 0
     grown = (row >= 0).nonzero().squeeze(-1)
     row_of, new = row[grown], token[grown]
     beams.tokens[grown, step] = new

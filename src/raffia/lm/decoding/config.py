@@ -71,13 +71,13 @@ class DecodeConfig(Checked):
     plan: TokenPlanConfig = field(default_factory=lambda: TokenPlanConfig(num_simulations=0))
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.temperature == 0:
             raise ValueError(
                 "temperature=0 would divide by 0: to always choose the best token pass "
                 "num_beams=1, or top_k=1 for the policy's likeliest token without regard to "
                 "advantages"
             )
+        super().__post_init__()
         if self.include_adv and not self.exp_adv and not 0 < self.adv_weight < 1:
             raise ValueError(
                 f"adv_weight={self.adv_weight} must be between 0 and 1 with exp_adv=False, where "

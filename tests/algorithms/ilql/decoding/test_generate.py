@@ -1,6 +1,7 @@
 """Properties of generation that hold for any weights."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,11 @@ from raffia.algorithms.ilql import ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.generate import decode, generate, stream
 from raffia.algorithms.ilql.model_scorer import ModelScorer
+from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.lm.data.rl_dataset import Vocabulary
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Request, Stop
+from raffia.lm.transformer import CausalLM
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
@@ -104,6 +108,35 @@ def test_beam_search_with_enough_beams_is_exhaustive(seed):
     assert int(filled.sum()) == len(texts) == 40
     assert found.log_prob[0, filled].exp().sum().item() == pytest.approx(1.0)
     assert found.log_prob[0, filled].diff().max() <= 0
+
+
+def test_beams_without_a_text_have_no_tokens():
+    """Where only one token can follow at each step, there is one text for four beams."""
+    torch.manual_seed(0)
+    shape = TrunkConfig(vocab_size=130, n_layer=1, n_head=1, n_embd=6, block_size=9)
+    model = ILQLModel(ILQLModelConfig(trunk=shape)).double()
+    target = make_target(model)
+    settings = {"top_k": 1, "max_new_tokens": 5, "report_all": True}
+    config = DecodeConfig(num_beams=4, num_generations=4, **settings)
+    found = generate(model, target, [[1, 2], [3]], config)
+    greedy = generate(model, target, [[1, 2], [3]], DecodeConfig(num_beams=1, **settings))
+    assert found.tokens == [[text, [], [], []] for text in greedy.best()]
+    assert bool((found.log_prob[:, 1:] == -torch.inf).all()) and not bool(found.stopped.any())
+    assert bool((found.advantage[:, 1:] == 0).all())
+    assert_same(found.first(1), greedy)
+
+
+def test_a_model_of_other_sizes_than_its_config_speaks():
+    """As one from a folder may be: its own vocabulary and context count."""
+    trunk = CausalLM(7, n_layer=1, n_head=2, n_embd=8, block_size=6)
+    model = ILQLModel(ILQLModelConfig(), trunk=trunk)
+    found = generate(model, make_target(model), [[1, 2]], DecodeConfig(), pad_token=0)
+    [[text]] = found.tokens
+    assert len(text) == 4 and not bool(found.stopped) and 1 <= min(text) <= max(text) <= 6
+    policy = ILQL_Policy(SimpleNamespace(model=model, target=None), Vocabulary(7))
+    assert policy.block_size == 6
+    with pytest.raises(ValueError, match="the tokenizer has 8 tokens, but the model has 7"):
+        ILQL_Policy(policy.agent, Vocabulary(8))
 
 
 class Counting(ModelScorer):
