@@ -1,10 +1,21 @@
 """Helpers of tests of keyed modules: small functions, containers of numbers, forms of calls."""
 
+import re
+
+import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 
 from raffia import TensorDict
-from raffia.nn import TensorDictModule, TensorDictModuleWrapper, TensorDictSequential
+from raffia.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleWrapper,
+    TensorDictSequential,
+)
 
 B = 2  # rows
 NUMBERS = {"x": 1.0, "y": 10.0, ("n", "x"): 100.0, ("n", "d", "x"): 1000.0}
@@ -73,6 +84,29 @@ def leaves(td):
     return set(td.keys(True, True))
 
 
+def tree(td):
+    """A dict of all leaves."""
+    return {key: td[key] for key in td.keys(True, True)}
+
+
+def keyed(module, in_keys, out_keys, **options):
+    return TensorDictModule(module, in_keys=in_keys, out_keys=out_keys, **options)
+
+
+def linear(in_key="x", out_key="y", sizes=(3, 5), **options):
+    return keyed(nn.Linear(*sizes), [in_key], [out_key], **options)
+
+
+def policy(**options):
+    """An action of five numbers, normally distributed, for an `x` of three."""
+    head = ProbabilisticTensorDictModule(
+        *(["loc", "scale"], ["action"]),
+        **{"distribution_class": Normal, "return_log_prob": True, **options},
+    )
+    parameters = keyed(NormalParamExtractor(), ["params"], ["loc", "scale"])
+    return ProbabilisticTensorDictSequential(linear("x", "params", (3, 10)), parameters, head)
+
+
 def read(td):
     """The number of each leaf; all elements of a leaf are equal."""
     found = {}
@@ -118,3 +152,14 @@ def counting_backend():
         return graph.forward
 
     return backend, graphs
+
+
+def refusals(rows):
+    """A test of each row: a call that is refused, its error, and words of the message."""
+
+    @pytest.mark.parametrize(("call", "error", "match"), rows)
+    def test(call, error, match):
+        with pytest.raises(error, match=re.compile(match, re.S)):
+            call()
+
+    return test

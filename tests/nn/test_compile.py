@@ -5,16 +5,11 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal
 from torch.testing import assert_close
 
 from raffia import TensorDict
 from raffia.nn import EnsembleModule as Ensemble
 from raffia.nn import (
-    NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
     dispatch,
@@ -24,6 +19,8 @@ from raffia.nn import (
 from raffia.nn import TensorDictSequential as Seq
 from tests.marks import slow_among
 
+from .keyed import keyed, linear, policy, tree
+
 B, T, A = 2, 3, 5
 
 
@@ -31,14 +28,6 @@ B, T, A = 2, 3, 5
 def fresh_compiler():
     torch._dynamo.reset()
     torch.manual_seed(0)
-
-
-def keyed(module, in_keys, out_keys, **options):
-    return TensorDictModule(module, in_keys=in_keys, out_keys=out_keys, **options)
-
-
-def linear(in_key="x", out_key="y", sizes=(T, A), **options):
-    return keyed(nn.Linear(*sizes), [in_key], [out_key], **options)
 
 
 def chain(**options):
@@ -57,29 +46,11 @@ def nested_chain():
     )
 
 
-def policy(**options):
-    return ProbabilisticTensorDictSequential(
-        linear("x", "params", (T, 2 * A)),
-        keyed(NormalParamExtractor(), ["params"], ["loc", "scale"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["loc", "scale"],
-            out_keys=["action"],
-            distribution_class=Normal,
-            return_log_prob=True,
-            **options,
-        ),
-    )
-
-
 def inputs():
     return TensorDict(
         {"x": torch.randn(B, T), "z": torch.randn(B, A), "obs": {"x": torch.randn(B, T)}},
         batch_size=[B],
     )
-
-
-def tree(td):
-    return {key: td[key] for key in td.keys(True, True)}
 
 
 def whole(function, *make, backend="eager", close=assert_close):

@@ -11,7 +11,7 @@ from raffia import TensorDict, lazy_stack
 from raffia.nn import TensorDictModule as M
 from raffia.nn import TensorDictModuleBase, dispatch, make_tensordict
 
-from .keyed import leaves, plus
+from .keyed import leaves, plus, refusals
 
 B, T = 2, 3
 one, two = torch.ones(T), torch.full((T,), 2.0)
@@ -202,8 +202,4 @@ ERRORS = [  # a call, its error, and words of its message
 ]
 
 
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, match = ERRORS[row]
-    with pytest.raises(kind, match=match or None):
-        wrong()
+test_errors = refusals(ERRORS)

@@ -21,6 +21,8 @@ from raffia.nn import (
 )
 from raffia.nn.distributions import Delta, NormalParamWrapper
 
+from .keyed import refusals
+
 F64 = torch.float64
 INF = math.inf
 
@@ -426,22 +428,15 @@ ERRORS = [  # a call, its error, and words of its message
 ]
 
 
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, match = ERRORS[row]
-    with pytest.raises(kind, match=match):
-        wrong()
+test_errors = refusals(ERRORS)
 
 
 # -- transformations of torch
 
 
 def statistics(loc, logits):
-    dist, categories, delta = (
-        TruncatedNormal(loc, 1.0, -1.0, 1.0),
-        OneHotCategorical(logits),
-        Delta(logits),
-    )
+    dist, categories = TruncatedNormal(loc, 1.0, -1.0, 1.0), OneHotCategorical(logits)
+    delta = Delta(logits)
     return (
         *(dist.log_prob(loc / 9), dist.icdf(loc.sigmoid()), dist.mean, dist.entropy()),
         *(categories.log_prob(categories.mode), categories.mode, categories.entropy()),

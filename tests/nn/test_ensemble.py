@@ -21,15 +21,13 @@ from raffia.nn import (
     set_interaction_type,
 )
 
+from .keyed import linear, refusals
+
 N, B, T, A = 4, 2, 3, 5  # copies, batch, input, output
 
 
 def keyed(net, in_key="x", out_key="y"):
     return TensorDictModule(net, in_keys=[in_key], out_keys=[out_key])
-
-
-def linear(in_key="x", out_key="y", sizes=(T, A)):
-    return keyed(nn.Linear(*sizes), in_key, out_key)
 
 
 def mlp():
@@ -317,8 +315,4 @@ ERRORS = [  # a call, its error, and words of its message
 ]
 
 
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, match = ERRORS[row]
-    with pytest.raises(kind, match=match):
-        wrong()
+test_errors = refusals(ERRORS)

@@ -5,28 +5,21 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
-from torch.distributions import Normal
 from torch.export import Dim, export
 from torch.testing import assert_close
 
 from raffia import TensorDict
 from raffia.nn import (
     EnsembleModule,
-    NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleWrapper,
     TensorDictSequential,
     symbolic_trace,
 )
 
+from .keyed import linear, policy, tree
+
 B, T, A = 2, 3, 5
-
-
-def linear(in_key="x", out_key="y", sizes=(T, A), **options):
-    return TensorDictModule(nn.Linear(*sizes), in_keys=[in_key], out_keys=[out_key], **options)
 
 
 def chain(**options):
@@ -47,10 +40,6 @@ def z():
 
 def inputs():
     return TensorDict({"obs": {"x": x()}, "z": z()}, batch_size=[B])
-
-
-def tree(td):
-    return {key: td[key] for key in td.keys(True, True)}
 
 
 def same(module, args=(), kwargs=None, **options):
@@ -113,19 +102,6 @@ def test_program_of_a_container_is_saved_and_loaded_ours():
     file.seek(0)
     td = inputs()
     assert_close(tree(torch.export.load(file).module()(td.clone())), tree(module(td)))
-
-
-def policy():
-    return ProbabilisticTensorDictSequential(
-        linear("x", "params", (T, 2 * A)),
-        TensorDictModule(NormalParamExtractor(), ["params"], ["loc", "scale"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["loc", "scale"],
-            out_keys=["action"],
-            distribution_class=Normal,
-            return_log_prob=True,
-        ),
-    )
 
 
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")

@@ -26,6 +26,8 @@ from raffia.nn.functional_modules import (
     repopulate_module,
 )
 
+from .keyed import refusals
+
 B, A, P = 2, 3, 5  # rows, features, sets of parameters
 
 
@@ -230,11 +232,7 @@ ERRORS = [  # a call, its error, and words of its message and notes
 ]
 
 
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, match = ERRORS[row]
-    with pytest.raises(kind, match=f"(?s){match}"):
-        wrong()
+test_errors = refusals(ERRORS)
 
 
 def test_a_failed_call_changes_nothing():

@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+from collections import namedtuple
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from .keyed import (
 )
 
 T, A = 3, 5
+one, two = torch.ones(T), torch.full((T,), 2.0)
 N, D = ("n", "x"), ("n", "d", "x")
 
 
@@ -42,6 +45,15 @@ def by_key(x):
 
 def ones():
     return torch.ones(B)
+
+
+State = namedtuple("State", "hidden cell")
+
+
+@dataclass
+class Pair:
+    left: torch.Tensor
+    right: torch.Tensor
 
 
 class Store:
@@ -89,6 +101,14 @@ CALLS = {  # a module, and its outputs where x is 1, y 10, (n, x) 100 and (n, d,
     "deep keys": (M(plus, [("n", ("d", ("x",)))], [("o", "p", "z")]), {("o", "p", "z"): 1001}),
     "no outputs": (M(lambda x: None, ["x"], []), {}),
     "a container": (M(lambda x: TensorDict(a=x), ["x"], ["w"]), {("w", "a"): 1}),
+    "a tuple in a tuple": (
+        M(lambda x: (x, ((x, x + 1), "name")), ["x"], ["_", "v"]),
+        {("v", "0", "0"): 1, ("v", "0", "1"): 2},
+    ),
+    "named fields": (
+        M(lambda x: (x, State(x, -x), Pair(x, x + 1)), ["x"], ["_", "s", "p"]),
+        {("s", "hidden"): 1, ("s", "cell"): -1, ("p", "left"): 1, ("p", "right"): 2},
+    ),
     "a container as input": (M(lambda y, n: n["x"] + y, ["y", "n"], ["z"]), {"z": 110}),
     "a dict in a tuple": (M(lambda x: (x, {"a": x}), ["x"], ["u", "v"]), {"u": 1, ("v", "a"): 1}),
     "a dict by key": (M(by_key, ["x"], [("s", "c"), "b"]), {("s", "c"): 3, "b": 2}),
@@ -141,6 +161,27 @@ def test_tensors_and_containers_are_stored_as_they_are():
     assert received[2:] == ["abc", ["a", "b"]] and td["v"].batch_size == (B,)
     assert type(td["p"]) is nn.Parameter and isinstance(td["b"], nn.Buffer)
     assert not isinstance(td["listed"], torch.Tensor) and td["listed"][0] is td["x"]
+
+
+def test_lists_are_passed_and_stored_as_lists():
+    td = M(lambda x: (x, [x[0], "s"]), ["x"], ["_", "y"])(inputs())
+    assert [type(v) for v in td["y"]] == [torch.Tensor, str]
+    module = M(lambda parts: [isinstance(parts, list), *parts], ["parts"], ["y"])
+    for is_list, *values in (module(parts=[one, two]), module([one, two])):
+        assert is_list and [v.tolist() for v in values] == [one.tolist(), two.tolist()]
+
+
+def test_called_with_a_tuple_a_module_gets_a_container():
+    class Last(TensorDictModuleBase):
+        in_keys, out_keys = ["x", "state"], ["y"]
+
+        @dispatch
+        def forward(self, tensordict):
+            assert tensordict.batch_size == tensordict["state"].batch_size == (T,)
+            return tensordict.set("y", tensordict["x"] + tensordict["state", "1"])
+
+    assert Last()(one, (one, two)).tolist() == [3] * T
+    assert M(lambda s: s["0"] - s["1"], ["s"], ["y"])((two, one)).tolist() == [1] * T
 
 
 # --- keys ---------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from raffia.nn import (
 from raffia.nn import ProbabilisticTensorDictModule as Prob
 from raffia.nn.distributions import Delta
 
+from .keyed import refusals
+
 B, T, A = 2, 3, 5
 
 
@@ -421,11 +423,7 @@ ERRORS = [  # a call, its error, and words of its message
 ]
 
 
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, match = ERRORS[row]
-    with pytest.raises(kind, match=match):
-        wrong()
+test_errors = refusals(ERRORS)
 
 
 # --- cached distributions -----------------------------------------------------------------------

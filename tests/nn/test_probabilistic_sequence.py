@@ -23,6 +23,8 @@ from raffia.nn import TensorDictModule as Mod
 from raffia.nn.distributions import NormalParamExtractor
 from tests.marks import slow_among
 
+from .keyed import refusals
+
 B, T = 2, 3
 
 
@@ -272,11 +274,7 @@ ERRORS = [  # a call, its error, and words of its message
 ]
 
 
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, match = ERRORS[row]
-    with pytest.raises(kind, match=match):
-        wrong()
+test_errors = refusals(ERRORS)
 
 
 # --- as a list of modules -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from raffia.nn import TensorDictModule as Mod
 from raffia.nn import TensorDictSequential as Seq
 from raffia.nn import WrapModule
 
-from .keyed import B, call, chain, fail, leaves, numbers, read, start, step
+from .keyed import B, call, chain, fail, leaves, numbers, read, refusals, start, step
 
 T, A = 3, 5
 
@@ -43,22 +43,17 @@ def seq_of(*keys, **kwargs):
 # --- construction -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["arguments", "list", "dict", "OrderedDict"])
-def test_ways_to_build(form):
-    modules = [step("a", "b"), step("b", "c")]
-    seq = {
-        "arguments": lambda: Seq(*modules),
-        "list": lambda: Seq(modules),
-        "dict": lambda: Seq({"first": modules[0], "second": modules[1]}),
-        "OrderedDict": lambda: Seq(OrderedDict(first=modules[0], second=modules[1])),
-    }[form]()
-    named = form in ("dict", "OrderedDict")
-    names = ["first", "second"] if named else [0, 1]
-    assert len(seq) == 2 and type(seq.module) is (nn.ModuleDict if named else nn.ModuleList)
+@pytest.mark.parametrize("kind", [None, list, dict, OrderedDict])
+def test_ways_to_build(kind):
+    modules, is_named = [step("a", "b"), step("b", "c")], kind in (dict, OrderedDict)
+    names = ["first", "second"] if is_named else [0, 1]
+    seq = Seq(kind(zip(names, modules, strict=True)) if is_named else modules)
+    seq = Seq(*modules) if kind is None else seq
+    assert list(seq) == modules and len(seq) == 2
+    assert type(seq.module) is (nn.ModuleDict if is_named else nn.ModuleList)
     assert all(seq[name] is module for name, module in zip(names, modules, strict=True))
-    assert list(seq) == modules
     with pytest.raises((IndexError, KeyError)):
-        seq["third" if named else 2]
+        seq["third" if is_named else 2]
 
 
 # --- callables and foreign modules --------------------------------------------------------------
@@ -249,7 +244,7 @@ def picky():
 
 ERRORS = {  # a call, its error, and words of its message and notes
     "a number": (lambda: Seq(step("a", "b"), 3), TypeError, "but 3 is not one"),
-    "nothing": (lambda: Seq(lambda td: None, broken)(start()), Exception, ""),
+    "nothing": (lambda: Seq(lambda td: None, broken)(start()), Exception, "got 'b'"),
     "unknown": (lambda: chain("a", "b")(a=torch.ones(1), z=torch.ones(1)), RuntimeError, "keyword"),
     "too many": (
         lambda: chain("a", "b")(torch.zeros(T), torch.zeros(T)),
@@ -284,36 +279,20 @@ ERRORS = {  # a call, its error, and words of its message and notes
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
-    wrong, kind, match = ERRORS[name]
-    with pytest.raises(kind, match=match or None):
-        wrong()
+test_errors = refusals(ERRORS.values())
 
 
 # --- select_subsequence -------------------------------------------------------------------------
 
 
-def test_other_parts():
-    first, second = [("in", "x")], [("mid", "x"), ("in", "m")]
-    seq = seq_of((first, [("mid", "x")]), (second, [("out", "p")]))
-    assert seq.select_subsequence(out_keys=[("mid", ("x",))]).in_keys == first
-    part = seq.select_subsequence(in_keys=[("mid", "x"), ("in", ("m",))])
-    assert len(part) == 1 and part.out_keys == [("out", "p")]
-    lost = seq_of(("a", "b"), ("x", "b"))  # an overwritten output is not needed
-    assert lost.select_subsequence(out_keys=["b"]).in_keys == ["x"]
+def test_parts_of_nested_and_selected_sequences():
+    """That a part has the needed modules is a property in test_properties.py."""
     whole = Seq(Mine(*chain("a", "b", "c")), step("b", "d"))  # no subclass is cut
     assert whole.select_subsequence(out_keys=["b"])[0] is whole[0]
     selected = chain("a", "b", "c", "d").select_out_keys("c")
     assert list(selected.select_subsequence()) == list(selected)[:2]
-    nested = Seq(chain("a", "b", "c"), chain("b", "d", "e"))
-    for ins, outs, shape in (
-        (["b", "d"], ["e"], [["d", "e"]]),
-        (["d"], None, [["e"]]),
-        (None, ["d"], [["b"], ["d"]]),
-        (None, ["b"], [["b"]]),
-    ):
-        assert [m.out_keys for m in nested.select_subsequence(ins, outs)] == shape
+    part = Seq(chain("a", "b", "c"), chain("b", "d", "e")).select_subsequence(["b", "d"], ["e"])
+    assert [m.out_keys for m in part] == [["d", "e"]]
 
 
 # --- a module of torch --------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """`set_skip_existing`: modules whose outputs exist already need not run."""
 
-import threading
-
 import pytest
 import torch
 from torch import nn
@@ -14,6 +12,8 @@ from raffia.nn import (
     set_skip_existing,
     skip_existing,
 )
+
+from .test_interaction import in_another_thread
 
 zero = torch.zeros(())
 
@@ -170,25 +170,13 @@ def test_invalid_decorations_and_an_empty_selection():
 # --- threads ------------------------------------------------------------------------------------
 
 
-def in_thread(func):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(func()))
-    thread.start()
-    thread.join()
-    return results[0]
-
-
-def test_blocks_of_all_threads_and_of_one():
+def test_modules_of_other_threads_are_skipped_unless_the_block_is_of_one_thread():
+    """More on blocks and threads is in test_interaction.py."""
     module, calls = counted(["x"], ["y"])
     with set_skip_existing():
-        assert in_thread(skip_existing) is True
-        with set_skip_existing(False, thread_local=True):
-            assert skip_existing() is False and in_thread(skip_existing) is True
-        assert skip_existing() is True
+        in_another_thread(lambda: module(zeros(["x", "y"])))
     with set_skip_existing(thread_local=True):
-        assert skip_existing() is True and in_thread(skip_existing) is False
         module(zeros(["x", "y"]))
         assert not calls
-        in_thread(lambda: module(zeros(["x", "y"])))
-        assert len(calls) == 1
-    assert skip_existing() is False
+        in_another_thread(lambda: module(zeros(["x", "y"])))
+    assert len(calls) == 1

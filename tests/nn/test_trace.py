@@ -13,11 +13,12 @@ from raffia.nn import (
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
-    TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
     symbolic_trace,
 )
+
+from .keyed import keyed, linear, tree
 
 B, T, A = 2, 3, 5
 
@@ -72,10 +73,6 @@ def pair(x):
     return x + 1, x + 2
 
 
-def keyed(module, in_keys, out_keys, **options):
-    return TensorDictModule(module, in_keys=in_keys, out_keys=out_keys, **options)
-
-
 def step(in_key, out_key, **options):
     return keyed(lambda x: x + 1, [in_key], [out_key], **options)
 
@@ -108,10 +105,6 @@ def masked_net():
         keyed(Net(), [("input", "x")], [("mid", "x")]),
         keyed(Masker(), [("mid", "x"), ("input", "mask")], [("out", "p")]),
     )
-
-
-def tree(td):
-    return {key: td[key] for key in td.keys(True, True)}
 
 
 def same(module, td=None):
@@ -171,24 +164,16 @@ def test_the_program():
     traced = symbolic_trace(masked_net())
     reads = [node for node in traced.graph.nodes if node.target is operator.getitem]
     assert [node.args[1] for node in reads] == [("input", "x"), ("input", "mask")]
-    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    assert [node.target for node in placeholders] == ["tensordict"]
-    code = same(
-        seq(
-            {
-                "encoder": keyed(Net(), [("input", "x")], ["hidden"]),
-                "head": keyed(nn.Linear(A, 1), ["hidden"], [("out", "value")]),
-            }
-        )
-    ).code
+    encoder, head = keyed(Net(), [("input", "x")], ["hidden"]), linear("hidden", "value", (A, 1))
+    code = same(seq({"encoder": encoder, "head": head})).code
     assert [line.split(";")[0].strip() for line in code.strip().splitlines()] == [
         "def forward(self, tensordict):",
         "input_x = tensordict[('input', 'x')]",
         "encoder_fc1 = self.encoder.fc1(input_x)",
         "relu = torch.relu(encoder_fc1)",
         "hidden = self.encoder.fc2(relu)",
-        "out_value = self.head(hidden)",
-        "return (hidden, out_value)",
+        "value = self.head(hidden)",
+        "return (hidden, value)",
     ]
     names = {n.split(".")[1] for n, _ in same(MODULES["a class twice"]()).named_parameters()}
     assert names == {"net", "net_1"}

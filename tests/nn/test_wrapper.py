@@ -159,6 +159,21 @@ def test_a_function_is_called_as_a_keyed_module():
         as_tensordict_module(["x"], ["z"])
 
 
+def test_a_decorated_function_takes_keywords_ours():
+    @as_tensordict_module(in_keys={"b": "x", "a": "y"}, out_keys="z")
+    def minus(a, b):
+        return a - b
+
+    class Scaled:
+        @as_tensordict_module(in_keys={"b": "x", "a": "y"}, out_keys="z")
+        def minus(self, a, b):
+            return 2 * (a - b)
+
+    td = TensorDict(x=torch.tensor(1.0), y=torch.tensor(4.0))
+    assert minus.in_keys == ["x", "y"] and minus.out_keys == ["z"]
+    assert minus(td.copy())["z"] == 3 and Scaled().minus(td.copy())["z"] == 6
+
+
 def test_a_decorated_method_gets_its_object(in_threads):
     bags, zero, wrong = [Bag(1), Big(10)], torch.zeros(()), []
     for bag in bags + bags[::-1]:

@@ -24,7 +24,7 @@ from raffia.recipes.ilql import (
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, WordleConfig
 from raffia.recipes.ilql.data import make_corpus, play_games
 from raffia.recipes.ilql.presets import ILQL_SUMMARIES
-from raffia.train import Checkpoints, NonFiniteError, RunError
+from raffia.train import Checkpoints, RunError
 from tests.recipes.ilql_runs import OpenDialogue, brief, last, write_chats
 from tests.recipes.runs import Quiet, rows, short, terminate, with_all
 from tests.recipes.test_resumes import assert_same_run
@@ -50,39 +50,19 @@ def finished(tmp_path_factory):
 def test_a_run_writes_its_files_without_environment_steps(finished):
     names = {path.name for path in finished.iterdir()}
     assert {"config.json", "metrics.jsonl", "checkpoints", "tokenizer"} <= names
-    assert not names & {"replay", "trees", "tokens"}
-    assert read_run(finished) == brief()
+    assert not names & {"replay", "trees", "tokens"} and read_run(finished) == brief()
     assert json.loads((finished / "config.json").read_text())["run"]["algorithm"] == "ilql"
     text = (finished / "metrics.jsonl").read_text()
     assert "env_step" not in text and "simulations" not in text
     _, row = rows(finished, "train")  # after 10 updates, and at the end
-    for name in ("loss", "q_loss", "v_loss", "token_loss", "advantage_mean", "learning_rate"):
-        assert isinstance(row[name], float), name
+    names = ("loss", "q_loss", "v_loss", "token_loss", "advantage_mean", "learning_rate")
+    assert all(isinstance(row[name], float) for name in names)
     *_, row = evaluations = rows(finished, "evaluate")
     assert [row["update"] for row in evaluations] == [4, 8, 12]
     assert list(row["decodings"]) == ["decode", "adv_weight=0"]
     assert row["mean_return"] == row["decodings"]["decode"]["mean_return"]
     assert len(row["returns"]) == 6 and all(-6 <= r <= 0 for r in row["returns"])
     assert row["low"] <= row["mean_return"] <= row["high"] and 0 <= row["share_won"] <= 1
-
-
-def test_micro_batches_make_the_same_update(tmp_path):
-    games = WordleConfig(num_words=12, num_games=8)  # all in one batch: some short, some long
-    config = with_all(brief(num_updates=2, wordle=games), model__trunk__dropout=0.0)
-    for num in (4, 1):
-        train(with_all(config, num_micro_batches=num), tmp_path / f"{num}", view=Quiet())
-    one, other = (last(tmp_path / name).tensors("state")["params"] for name in ("4", "1"))
-    for key in one.keys(True, True):
-        torch.testing.assert_close(one[key], other[key], atol=1e-5, rtol=1e-4)
-
-
-def test_nan_stops_the_run_before_it_is_saved(tmp_path):
-    config = with_all(brief(), optimizer__learning_rate=1e30)
-    with pytest.raises(
-        NonFiniteError, match="update 2 is not finite: .*Nothing of this update was saved"
-    ):
-        train(config, tmp_path / "run", view=Quiet())
-    assert (tmp_path / "run" / "nan_dump").exists() and last(tmp_path / "run") is None
 
 
 def test_changes_of_learning_settings_are_refused_at_a_resume(tmp_path):
@@ -193,12 +173,11 @@ def test_runs_on_files_hold_out_rows_and_refuse_changed_files(chats, tmp_path):
     assert (len(corpus.learnt), len(corpus.held_out)) == (32, 8)
     assert corpus.learnt.origin == "folder" and corpus.held_out.origin == "folder"
     assert not set(corpus.learnt.rows) & set(corpus.held_out.rows)
-    row = rows(uninterrupted, "evaluate")[-1]
-    for name in ("loss", "token_loss", "q_loss", "v_mean", "q_mean", "advantage_mean"):
-        assert isinstance(row[name], float), name
-    assert "mean_return" not in row
+    *_, row = evaluated = rows(uninterrupted, "evaluate")
+    names = ("loss", "token_loss", "q_loss", "v_mean", "q_mean", "advantage_mean")
+    assert all(isinstance(row[name], float) for name in names) and "mean_return" not in row
     best = Checkpoints(uninterrupted / "checkpoints").best()
-    assert best.score == max(row["score"] for row in rows(uninterrupted, "evaluate"))
+    assert best.score == max(row["score"] for row in evaluated)
     assert isinstance(load_agent(uninterrupted).act(OpenDialogue()), str)
     train(config, folder, view=Quiet({7: terminate}))
     before = Path(chats[1]).read_text()

@@ -1,5 +1,6 @@
 """Agents as folders of transformers: the same logits, the same tokens, and the way back."""
 
+import copy
 import io
 import runpy
 from dataclasses import replace
@@ -58,9 +59,13 @@ def letters():
     return {"wordle": wordle, "model": replace(SMOKE.model, trunk=trunk)}
 
 
-def compare(run, out, observation):
-    """Compare the run's policy with what transformers loads from the folder."""
-    agent = load_agent(run, "newest")
+def exported(folder, observation, is_greedy=True):
+    """Export the run; what transformers loads, and an agent again, answer as the run's agent does.
+
+    Returns the agent, the model of transformers, its tokenizer, and the model card.
+    """
+    out = export(folder / "run", folder / "out", "newest").folder
+    agent = load_agent(folder / "run", "newest")
     model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     prompt = agent.prompt(observation)
@@ -76,38 +81,31 @@ def compare(run, out, observation):
         ours = agent.agent.model.policy_trunk
         assert_close(model(tokens).logits, ours.logits(ours(tokens)), **NEAR)
     assert len(tokenizer) == agent.tokenizer.num_tokens
-    return agent, model, tokenizer
+    same_answers(agent, load_exported(out), observation)
+    return agent, model, tokenizer, (out / "README.md").read_text()
 
 
-def same_agent(run, out, observation):
-    """Check that an exported agent decodes as the run's agent does."""
-    before, after = load_agent(run, "newest"), load_exported(out)
+def same_answers(before, after, observation):
     assert after.config == before.config
-    config = replace(before.config, report_all=after.agent.model is not None, max_new_tokens=3)
-    answers = []
-    for agent in (before, after):
-        agent.config = config
-        answers.append(agent.answer([observation]))
-    assert answers[0].tokens == answers[1].tokens
-    for name in ("log_prob", "advantage", "value"):
-        assert_close(getattr(answers[1], name), getattr(answers[0], name), **NEAR)
+    values = after.agent.model is not None and after.config.include_adv
+    config = replace(before.config, report_all=values, max_new_tokens=3)
+    before, after = (copy.copy(agent) for agent in (before, after))
+    before.config = after.config = config
+    expected, found = (agent.answer([observation] * 2) for agent in (before, after))
+    assert expected.tokens == found.tokens
+    for name in ("log_prob", "advantage", "value") if values else ("log_prob",):
+        assert_close(getattr(found, name), getattr(expected, name), **NEAR)
 
 
 @pytest.mark.parametrize("changes", [{}, letters()], ids=["words", "letters"])
 def test_wordle(changes, tmp_path):
     run_of(tmp_path / "run", **changes)
-    done = export(tmp_path / "run", tmp_path / "out", "newest")
-    assert (done.update, done.with_values) == (1, True)
     observation = WordleObservation((("crane", "bbybb"), ("", "bbbbb")))
-    agent, model, tokenizer = compare(tmp_path / "run", tmp_path / "out", observation)
-    same_agent(tmp_path / "run", tmp_path / "out", observation)
-    prompt = tokenizer("<a>", return_tensors="pt")
+    agent, model, tokenizer, card = exported(tmp_path, observation)
     torch.manual_seed(0)
-    tokens = model.generate(**prompt)[0].tolist()
-    assert (
-        1 < len(tokens) <= 1 + agent.config.max_new_tokens and tokenizer.pad_token_id not in tokens
-    )
-    card = (tmp_path / "out" / "README.md").read_text()
+    tokens = model.generate(**tokenizer("<a>", return_tensors="pt"))[0].tolist()
+    assert 1 < len(tokens) <= 1 + agent.config.max_new_tokens
+    assert tokenizer.pad_token_id not in tokens
     assert "implicit language Q-learning (ILQL, tau 0.6)" in card
     assert "200 games of Wordle with 12 words by scripted players (15 % expert" in card
     assert "- as it decodes in the run: mean return -" in card and "needs the value heads" in card
@@ -127,10 +125,7 @@ def test_the_code_of_the_model_card_runs(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("tokenizer", ["characters", "words"])
 def test_dialogues(tokenizer, tmp_path):
     of_chats(tmp_path, tokenizer)
-    export(tmp_path / "run", tmp_path / "out", "newest")
-    compare(tmp_path / "run", tmp_path / "out", DIALOGUE)
-    same_agent(tmp_path / "run", tmp_path / "out", DIALOGUE)
-    card = (tmp_path / "out" / "README.md").read_text()
+    *_, card = exported(tmp_path, DIALOGUE)
     assert "`chats.jsonl`" in card and "On held-out rows: loss" in card
 
 
@@ -151,9 +146,7 @@ def test_hugging_face_models_and_tokenizers_with_and_without_lora(name, rank, tm
     write_tokenizer(tmp_path)
     config = of_chats(tmp_path, tmp_path, language_model=str(tmp_path), lora=LoRAConfig(rank=rank))
     assert config.model.trunk.kind == ("gpt" if "GPT2" in name else "transformers")
-    export(tmp_path / "run", tmp_path / "out", "newest")
-    _, model, _ = compare(tmp_path / "run", tmp_path / "out", DIALOGUE)
-    same_agent(tmp_path / "run", tmp_path / "out", DIALOGUE)
+    _, model, _, _ = exported(tmp_path, DIALOGUE)
     assert type(model).__name__ == name
     before = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     tokens = torch.tensor([[0, 5, 7]])
@@ -164,9 +157,7 @@ def test_hugging_face_models_and_tokenizers_with_and_without_lora(name, rank, tm
 def test_separate_networks_have_their_own_folders(tmp_path):
     model = ILQLModelConfig(trunk=replace(SMALL, bias=False), policy="separate", target="trunk")
     of_chats(tmp_path, model=replace(model, double_q=False))
-    export(tmp_path / "run", tmp_path / "out", "newest")
-    compare(tmp_path / "run", tmp_path / "out", DIALOGUE)
-    same_agent(tmp_path / "run", tmp_path / "out", DIALOGUE)
+    exported(tmp_path, DIALOGUE)
     for name in ("value_trunk", "target_trunk"):
         assert (tmp_path / "out" / name / "model.safetensors").exists()
 
@@ -174,13 +165,8 @@ def test_separate_networks_have_their_own_folders(tmp_path):
 def test_cloning_has_no_values(tmp_path):
     config = method("filtered_bc", SMOKE)
     run_of(tmp_path / "run", loss=config.loss, decode=config.decode, keep_best=config.keep_best)
-    done = export(tmp_path / "run", tmp_path / "out", "newest")
-    compare(tmp_path / "run", tmp_path / "out", WordleObservation())
-    assert not done.with_values and not (tmp_path / "out" / "value_heads.safetensors").exists()
-    observation = WordleObservation()
-    agents = [load_agent(tmp_path / "run", "newest"), load_exported(tmp_path / "out")]
-    assert agents[0].answer([observation] * 5).tokens == agents[1].answer([observation] * 5).tokens
-    card = (tmp_path / "out" / "README.md").read_text()
+    *_, card = exported(tmp_path, WordleObservation())
+    assert not (tmp_path / "out" / "value_heads.safetensors").exists()
     assert "behaviour cloning of the best 10 %" in card and "learnt no values" in card
 
 

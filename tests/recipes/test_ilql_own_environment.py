@@ -187,11 +187,3 @@ def test_runs_without_data_use_their_own_environment(here, capsys):
     assert "wordle is evaluated in its own games" in message
     run(f"train ilql --data chats.jsonl {SMALL} {TRUNK}", capsys)
     assert "estimated" in run("evaluate runs/chats-0", capsys)  # without an environment, as before
-
-
-def test_another_algorithm_has_no_env_flag(here, capsys):
-    from tests.cli.test_runs import make_run
-
-    make_run("runs/a")
-    message = error_of("evaluate runs/a --env echo_env.py:Echo", capsys)
-    assert "--env is only for runs of ILQL; runs/a is a run of EfficientZero" in message

@@ -422,9 +422,12 @@ def test_nan_in_an_evaluation_is_dumped_under_its_update(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "nan_dump" / "000000001").is_dir()
 
 
-def test_weights_that_are_not_finite_end_the_run_before_they_are_sent(tmp_path):
-    with pytest.raises(NonFiniteError):
-        trained(ILQL_EVALUATED, tmp_path / "run", evaluators__num=1, optimizer__learning_rate=1e38)
+def test_weights_that_are_not_finite_end_the_run_before_they_are_saved_or_sent(tmp_path):
+    settings, folder = dict(evaluators__num=1, optimizer__learning_rate=1e38), tmp_path / "run"
+    with pytest.raises(NonFiniteError, match="is not finite: .*Nothing of this update was saved"):
+        trained(ILQL_EVALUATED, folder, **settings)
+    assert (folder / "nan_dump").exists()
+    assert Checkpoints(folder / "checkpoints").newest(print) is None
 
 
 def full(*arguments, **options):
