@@ -24,6 +24,9 @@ CHANNELS = dict(
     num_channels=8, reward_head_channels=2, value_head_channels=3, policy_head_channels=4
 )
 IMAGE, VECTOR = (3, 5, 4), (4,)
+SUPPORTS = dict.fromkeys(("reward_support_range", "value_support_range"), (-3, 4, 1))
+SIZES = dict(latent_state_dim=8, lstm_hidden_size=6, num_channels=4, head_hidden_channels=(5,))
+SIZES |= dict(downsample=False) | SUPPORTS | PROJECTION  # of a `ModelConfig`
 
 
 def conv(shape=IMAGE, actions=5, **options):

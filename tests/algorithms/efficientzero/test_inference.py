@@ -37,11 +37,7 @@ MLPS = {
     "numbers": {"categorical_distribution": False, "value_head_hidden_channels": (9, 7)},
     "muzero": {"lstm_hidden_size": 0, "res_connection_in_dynamics": True},
     "muzero_plain": {"lstm_hidden_size": 0, "norm_type": "LN"},
-    "no_hidden": {
-        "latent_state_dim": 24,
-        "policy_head_hidden_channels": (),
-        "latent_norm": "SimNorm",
-    },
+    "no_hidden": dict(latent_state_dim=24, policy_head_hidden_channels=(), latent_norm="SimNorm"),
 }
 UNCOMPILED = {
     "state_norm": {"state_norm": True},
@@ -79,14 +75,11 @@ def embeddings(model, rows, draw):
 
 def memory(model, batch, draw):
     """A search's memory with three rows for each root: parent, new node, unused."""
+    nine, rows = torch.full((batch,), 9.0), torch.arange(batch)
     return SearchMemory(
         embeddings=embeddings(model, 3 * batch, draw),
-        parent_row=3 * torch.arange(batch),
-        node_row=3 * torch.arange(batch) + 1,
-        action=torch.arange(batch) * 7 % 5,
-        reset=torch.arange(batch) % 3 == 1,
-        reward=torch.full((batch,), 9.0),
-        value=torch.full((batch,), 9.0),
+        **dict(parent_row=3 * rows, node_row=3 * rows + 1, action=rows * 7 % 5),
+        **dict(reset=rows % 3 == 1, reward=nine, value=nine.clone()),
         prior_logits=torch.full((batch, 5), 9.0),
     )
 
@@ -213,12 +206,9 @@ def test_models_without_a_compiled_step(draw):
     assert fold(double).recurrent_fn.bind(shared) is None
     zeros = torch.zeros(2, 4)
     assert fold(double).root(zeros.double()).value.dtype == torch.float64
-    latent = shared.embeddings["latent_state"]
+    latent, bind = shared.embeddings["latent_state"], fold(make()).recurrent_fn.bind
     for other in (shared.embeddings.to(torch.float64), latent, TensorDict({"latent": latent}, [6])):
-        assert (
-            fold(make()).recurrent_fn.bind(SearchMemory(**vars(shared) | {"embeddings": other}))
-            is None
-        )
+        assert bind(SearchMemory(**vars(shared) | {"embeddings": other})) is None
     with pytest.raises(TypeError, match="EfficientZeroModelMLP; got a Linear: pass"):
         fold(nn.Linear(1, 1))
     with pytest.raises(TypeError, match="got the class EfficientZeroModel: pass"):
@@ -261,19 +251,12 @@ def test_compiled_and_called_searches_sample_the_same_actions(name, kind, search
     folded, seed, obs = fold(model), torch.arange(70), torch.randn(70, 4, generator=draws())
     horizon = ValuePrefix(5 if model.lstm_hidden_size else 1)
     close([folded.root(obs).prior_logits], [model.initial_inference(obs).policy_logits])
-    quiet = {"gumbel_scale": 0.0}
-    if search is muzero_policy:
-        quiet = {"dirichlet_fraction": 0.0, "temperature": 0.0}
+    settings = {"num_simulations": 12, "value_prefix": horizon}
+    quiet = {"dirichlet_fraction": 0.0, "temperature": 0.0}
+    settings |= quiet if search is muzero_policy else {"gumbel_scale": 0.0}
 
     def plan(rows, recurrent_fn, num_threads=1, workspace=None):
-        policy = partial(
-            search,
-            num_simulations=12,
-            value_prefix=horizon,
-            num_threads=num_threads,
-            workspace=workspace,
-            **quiet,
-        )
+        policy = partial(search, num_threads=num_threads, workspace=workspace, **settings)
         root, sampler = folded.root(obs[rows]), SAMPLERS[kind]
         return sampled_policy(root, recurrent_fn, sampler=sampler, policy=policy, seed=seed[rows])
 

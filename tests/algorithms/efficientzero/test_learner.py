@@ -18,23 +18,14 @@ from raffia.envs import Box, Discrete, EnvSpec
 from raffia.learner import Accumulate, Learner
 from raffia.tensordict import TensorDict
 
-from .small import assert_close, configured
+from .small import SIZES, assert_close, configured
 
 LINE = EnvSpec(observation_shape=(4,), action=Discrete(3))
+LARGER = dict(latent_state_dim=12, lstm_hidden_size=10, head_hidden_channels=(8,))
+LARGER |= dict(reward_support_range=(-5, 6, 1), value_support_range=(-7, 8, 1))
+LARGER |= dict(proj_hid=14, proj_out=16, pred_hid=6, pred_out=16)
 CONFIG = EfficientZeroConfig(
-    model=ModelConfig(
-        latent_state_dim=12,
-        lstm_hidden_size=10,
-        num_channels=4,
-        downsample=False,
-        head_hidden_channels=(8,),
-        reward_support_range=(-5, 6, 1),
-        value_support_range=(-7, 8, 1),
-        proj_hid=14,
-        proj_out=16,
-        pred_hid=6,
-        pred_out=16,
-    ),
+    model=ModelConfig(**SIZES | LARGER),
     loss=LossConfig(unroll_steps=3),
     targets=TargetConfig(target_interval=3),
     optimizer=OptimizerConfig(learning_rate=0.05, warmup_fraction=0.0),
@@ -169,14 +160,11 @@ def test_parts_of_a_batch_add_up_to_it():
 @pytest.mark.slow
 def test_compiled_gradients_are_the_same():
     torch.compiler.reset()
-    learner = learner_of(loss={"unroll_steps": 1})
-    batch = batch_of(num_unrolled=1)
+    learner, batch = learner_of(loss={"unroll_steps": 1}), batch_of(num_unrolled=1)
     state = learner.init(0)
     compiled = torch.compile(learner.grads, backend="eager", fullgraph=True)
-    found, metrics = compiled(state, batch)
-    expected = learner.grads(state, batch)
-    assert_close(found, expected[0])
-    assert_close(metrics, expected[1])
+    for found, expected in zip(compiled(state, batch), learner.grads(state, batch), strict=True):
+        assert_close(found, expected)
     torch.compiler.reset()
 
 
@@ -239,9 +227,8 @@ def test_bfloat16_is_used_in_matrix_products_alone(kind, monkeypatch):
         for precision in ("float32", "bfloat16")
     )
     state, batch = precise.init(0), batch_of(64, spec)
-    (expected, metrics), (found, mixed_metrics) = (
-        learner.grads(state, batch) for learner in (precise, mixed)
-    )
+    expected, metrics = precise.grads(state, batch)
+    found, mixed_metrics = mixed.grads(state, batch)
     torch.testing.assert_close(mixed_metrics["loss"], metrics["loss"], rtol=0.02, atol=0.0)
     torch.testing.assert_close(mixed_metrics["priority"], metrics["priority"], rtol=0.05, atol=0.05)
     exact, rounded = (

@@ -33,13 +33,8 @@ CASE = json.loads((HERE / "train_step.json").read_text())
 OF_TRAINING = ["num_unroll_steps", "lstm_horizon_len"]
 OF_TRAINING += [f"{name}_loss_weight" for name in ("ssl", "policy", "value", "reward")]
 SIZES = {k: v for k, v in CASE["config"].items() if k not in OF_TRAINING}
-WEIGHTS = TensorDict(
-    policy_weight=torch.tensor(1.0),
-    value_weight=torch.tensor(0.25),
-    value_prefix_weight=torch.tensor(1.0),
-    consistency_weight=torch.tensor(2.0),
-    entropy_weight=torch.tensor(0.0),
-)
+WEIGHTS = dict(policy=1.0, value=0.25, value_prefix=1.0, consistency=2.0, entropy=0.0)
+WEIGHTS = TensorDict({f"{name}_weight": torch.tensor(w) for name, w in WEIGHTS.items()})
 
 
 def small_model(**options):
@@ -241,21 +236,18 @@ def test_the_gradient_scale_reaches_all_that_a_latent_state_is_used_for():
     model, batch = small_model(norm_type="LN"), random_batch(num_unrolled=1)
     first = [model.dynamics_network.fc_dynamics[0].weight]  # makes the latent state of step 1
     weights = WEIGHTS.clone()
+
+    def gradient(scale):
+        loss = EfficientZeroLoss(model, LossConfig(unroll_steps=1, gradient_scale=scale))
+        return torch.autograd.grad(loss(batch, weights)[0], first)[0]
+
     for name in ("policy", "value", "value_prefix", "consistency"):
         weights.zero_()
         weights[f"{name}_weight"] = torch.tensor(1.0)
-        full, half = (
-            torch.autograd.grad(
-                EfficientZeroLoss(model, LossConfig(unroll_steps=1, gradient_scale=scale))(
-                    batch, weights
-                )[0],
-                first,
-            )[0]
-            for scale in (1.0, 0.5)
-        )
+        full = gradient(1.0)
         assert full.norm() > 0, name
         assert scale_gradient(full, 0.5).equal(full)
-        torch.testing.assert_close(half, full / 2)
+        torch.testing.assert_close(gradient(0.5), full / 2)
 
 
 def test_the_loss_is_the_weighted_mean_over_segments():

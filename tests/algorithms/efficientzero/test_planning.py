@@ -20,7 +20,7 @@ from . import small
 
 BOARD = EnvSpec(observation_shape=(4,), action=Discrete(3), masked=True, num_players=2)
 CONFIG = EfficientZeroConfig(
-    model=ModelConfig(latent_state_dim=8, lstm_hidden_size=6, **small.PROJECTION),
+    model=ModelConfig(**small.SIZES),
     loss=LossConfig(lstm_horizon=3),
     targets=TargetConfig(discount=0.9),
     search=SearchConfig(num_simulations=6, dirichlet_alpha=0.7, dirichlet_fraction=0.4),

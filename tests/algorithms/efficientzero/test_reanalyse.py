@@ -22,15 +22,7 @@ from . import small
 from .small import draws
 
 CONFIG = EfficientZeroConfig(
-    model=ModelConfig(
-        latent_state_dim=8,
-        lstm_hidden_size=6,
-        num_channels=4,
-        downsample=False,
-        reward_support_range=(-3, 4, 1),
-        value_support_range=(-3, 4, 1),
-        **small.PROJECTION,
-    ),
+    model=ModelConfig(**small.SIZES),
     loss=LossConfig(unroll_steps=2, consistency_weight=0.0),
     targets=TargetConfig(n_step=2, reanalyze_ratio=1.0),
     search=SearchConfig(num_simulations=6, num_sampled_actions=5),
@@ -100,10 +92,8 @@ def test_reanalyzed_values_bootstrap_where_values_are_searched(bootstrap):
     closing = batch["target_value"][0, :2] - torch.stack(sums)
     if bootstrap == "search":  # rows 2 and 3, which were searched for the second segment
         torch.testing.assert_close(closing, reanalyzed["value"][2:4])
-        # row 6 was not searched: the value that was stored
-        torch.testing.assert_close(
-            batch["target_value"][1, 2], segments["reward"][1, 2:4].sum() + 50
-        )
+        stored = segments["reward"][1, 2:4].sum() + 50  # of row 6, which was not searched
+        torch.testing.assert_close(batch["target_value"][1, 2], stored)
     else:
         torch.testing.assert_close(closing, planner.values(segments["observation"][0, 2:4]))
 
@@ -116,16 +106,13 @@ def test_only_legal_actions_of_games_of_two_get_visits():
     assert len(reanalyzed) == 12
     legal = segments["action_mask"][:, 0]
     assert not reanalyzed["policy"][~legal].any()
-    state = TensorDict(
-        {key: segments[key][:, 0] for key in ("observation", "action_mask", "to_play")}, [12]
-    )
+    keys = ("observation", "action_mask", "to_play")
+    state = TensorDict({key: segments[key][:, 0] for key in keys}, [12])
     plan = planner.plan(state, temperature=0.0, generator=draws())
     torch.testing.assert_close(reanalyzed["value"], plan.root_value)
     torch.testing.assert_close(reanalyzed["policy"], plan.action_weights)
     threaded = reanalyze(segments, planner_of(spec, num_threads=2), generator=draws())
-    assert threaded["policy"].equal(reanalyzed["policy"]) and threaded["value"].equal(
-        reanalyzed["value"]
-    )
+    assert all(threaded[key].equal(reanalyzed[key]) for key in ("policy", "value"))
     assert not legal.all() and batch["target_policy"].shape == (12, 3, 4)
 
 
@@ -156,11 +143,7 @@ def test_targets_of_all_members_are_those_of_each(ratio, bootstrap):
     stacked_planner.refresh(states)
     replay = replay_of(end="truncated")
     segments = segments_of(replay, [3, 4, 9, 11])
-    inputs = [
-        segments,
-        segments_of(replay, [0, 1, 2, 8]),
-        segments,
-    ]  # one member has other segments
+    inputs = [segments, segments_of(replay, [0, 1, 2, 8]), segments]  # one has other segments
     flat = torch.cat(inputs).set("member", torch.arange(3).repeat_interleave(4))
     batch, reanalyzed = make_batch(flat, stacked_planner, generator=draws(), total=20)
     assert (reanalyzed is None) == (ratio == 0)

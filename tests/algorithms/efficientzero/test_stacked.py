@@ -11,14 +11,13 @@ from raffia.algorithms.efficientzero.stacked import StackedModel, StackedPlanner
 from raffia.envs import Discrete, EnvSpec
 from raffia.tensordict import TensorDict
 
-from .small import PROJECTION, draws
+from .small import SIZES, draws
 
 SPEC = EnvSpec(observation_shape=(4,), action=Discrete(3), name="small")
-MODEL = ModelConfig(
-    latent_state_dim=8, lstm_hidden_size=6, head_hidden_channels=(5,), norm_type="BN",
-    reward_support_range=(-3.0, 4.0, 1.0), value_support_range=(-3.0, 4.0, 1.0), **PROJECTION,
-)  # fmt: skip
-CONFIG = EfficientZeroConfig(model=MODEL, search=SearchConfig(num_simulations=12))
+
+CONFIG = EfficientZeroConfig(
+    model=ModelConfig(norm_type="BN", **SIZES), search=SearchConfig(num_simulations=12)
+)
 
 
 def members(spec=SPEC, config=CONFIG, size=3):
@@ -29,8 +28,7 @@ def members(spec=SPEC, config=CONFIG, size=3):
     for part in ("params", "buffers"):
         for value in states[part].values(True, True):
             if value.is_floating_point():
-                noise = torch.rand(value.shape, generator=generator)
-                value.add_(noise * 0.2)
+                value.add_(0.2 * torch.rand(value.shape, generator=generator))
     return learner, states
 
 
