@@ -1,6 +1,7 @@
-"""Marks of some cases of a parametrized test."""
+"""Cases of parametrized tests: which are slow, and calls that are refused."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,3 +17,18 @@ def slow_among(cases: Iterable[Any], *slow: Any) -> list[Any]:
         return pytest.param(*values, marks=pytest.mark.slow) if case in slow else case
 
     return [marked(case) for case in cases]
+
+
+def refusals(rows: Iterable[Any]) -> Callable[..., None]:
+    """A test of each row: a call that is refused, its error, and words of the message.
+
+    The error is a ValueError in rows that name none.
+    """
+    whole = [row if len(row) == 3 else (row[0], ValueError, row[1]) for row in rows]
+
+    @pytest.mark.parametrize(("call", "error", "match"), whole)
+    def test(call, error, match):
+        with pytest.raises(error, match=re.compile(match, re.S)):
+            call()
+
+    return test

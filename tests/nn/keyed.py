@@ -1,8 +1,5 @@
 """Helpers of tests of keyed modules: small functions, containers of numbers, forms of calls."""
 
-import re
-
-import pytest
 import torch
 from torch import nn
 from torch.distributions import Normal
@@ -152,14 +149,3 @@ def counting_backend():
         return graph.forward
 
     return backend, graphs
-
-
-def refusals(rows):
-    """A test of each row: a call that is refused, its error, and words of the message."""
-
-    @pytest.mark.parametrize(("call", "error", "match"), rows)
-    def test(call, error, match):
-        with pytest.raises(error, match=re.compile(match, re.S)):
-            call()
-
-    return test

@@ -14,8 +14,7 @@ from torch.testing import assert_close
 from raffia import TensorDict
 from raffia.nn import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.nn.distributions import CompositeDistribution as Composite
-
-from .keyed import refusals
+from tests.marks import refusals
 
 B, T, A = 2, 3, 5
 SPEAK = ("head", "speak")

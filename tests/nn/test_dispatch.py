@@ -10,8 +10,9 @@ from torch.testing import assert_close
 from raffia import TensorDict, lazy_stack
 from raffia.nn import TensorDictModule as M
 from raffia.nn import TensorDictModuleBase, dispatch, make_tensordict
+from tests.marks import refusals
 
-from .keyed import leaves, plus, refusals
+from .keyed import leaves, plus
 
 B, T = 2, 3
 one, two = torch.ones(T), torch.full((T,), 2.0)

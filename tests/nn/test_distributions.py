@@ -20,8 +20,7 @@ from raffia.nn import (
     rand_one_hot,
 )
 from raffia.nn.distributions import Delta, NormalParamWrapper
-
-from .keyed import refusals
+from tests.marks import refusals
 
 F64 = torch.float64
 INF = math.inf

@@ -20,8 +20,9 @@ from raffia.nn import (
     TensorDictSequential,
     set_interaction_type,
 )
+from tests.marks import refusals
 
-from .keyed import linear, refusals
+from .keyed import linear
 
 N, B, T, A = 4, 2, 3, 5  # copies, batch, input, output
 

@@ -25,8 +25,7 @@ from raffia.nn.functional_modules import (
     make_functional,
     repopulate_module,
 )
-
-from .keyed import refusals
+from tests.marks import refusals
 
 B, A, P = 2, 3, 5  # rows, features, sets of parameters
 

@@ -18,8 +18,7 @@ from raffia.nn import (
 )
 from raffia.nn import ProbabilisticTensorDictModule as Prob
 from raffia.nn.distributions import Delta
-
-from .keyed import refusals
+from tests.marks import refusals
 
 B, T, A = 2, 3, 5
 

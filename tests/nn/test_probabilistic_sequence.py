@@ -21,9 +21,7 @@ from raffia.nn import ProbabilisticTensorDictModule as Prob
 from raffia.nn import ProbabilisticTensorDictSequential as Seq
 from raffia.nn import TensorDictModule as Mod
 from raffia.nn.distributions import NormalParamExtractor
-from tests.marks import slow_among
-
-from .keyed import refusals
+from tests.marks import refusals, slow_among
 
 B, T = 2, 3
 

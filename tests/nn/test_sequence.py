@@ -11,8 +11,9 @@ from raffia import TensorDict, lazy_stack
 from raffia.nn import TensorDictModule as Mod
 from raffia.nn import TensorDictSequential as Seq
 from raffia.nn import WrapModule
+from tests.marks import refusals
 
-from .keyed import B, call, chain, fail, leaves, numbers, read, refusals, start, step
+from .keyed import B, call, chain, fail, leaves, numbers, read, start, step
 
 T, A = 3, 5
 

@@ -16,8 +16,7 @@ from raffia.nn import (
     TensorDictModuleBase,
     TensorDictSequential,
 )
-
-from .keyed import refusals
+from tests.marks import refusals
 
 B, T, A = 2, 3, 5
 

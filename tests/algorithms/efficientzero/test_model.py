@@ -18,6 +18,7 @@ from raffia.algorithms.efficientzero.folding import Folding
 from raffia.algorithms.efficientzero.networks import DynamicsNetwork, latent_size
 from raffia.nn import TensorDictSequential, symbolic_trace
 from raffia.tensordict import TensorDict, from_modules
+from tests.marks import refusals
 
 from .small import BOTH, IMAGE, conv, step, vector
 
@@ -298,10 +299,7 @@ def run_root(build, shape, dtype=torch.float32):
     return build().initial_inference(torch.zeros(shape, dtype=dtype))
 
 
-def test_wrong_shapes_and_arguments_are_refused():
-    for call, message in REFUSED:
-        with pytest.raises(ValueError, match=message):
-            call()
+test_wrong_shapes_and_arguments_are_refused = refusals(REFUSED)
 
 
 @BOTH

@@ -9,6 +9,7 @@ from raffia.algorithms.ilql import DecodeConfig, ILQL_Evaluator, ILQL_Policy, To
 from raffia.algorithms.ilql.generate import generate
 from raffia.lm import ConstantTokenReward, character_tokenizer
 from raffia.lm.decoding.generations import Stop
+from tests.marks import refusals
 
 from .agents import END, SMALL, Letters, Utterances, rows, same, small_agent, tensors_of
 
@@ -24,19 +25,16 @@ QUESTION = Utterances([("ab", None)])
 SHORT = DecodeConfig(max_new_tokens=6, num_beams=1)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        SHORT,
-        DecodeConfig(max_new_tokens=6, num_beams=4),
-        DecodeConfig(max_new_tokens=6, top_k=99),  # more than there are tokens
-        DecodeConfig(max_new_tokens=6, exp_adv=False, adv_weight=0.9),
-        DecodeConfig(max_new_tokens=6, num_generations=3, rerank="value"),
-    ],
-)
-def test_a_policy_answers_as_generate_does(config):
+DECODINGS = [
+    *(dict(num_beams=1), dict(num_beams=4), dict(top_k=99)),  # more than there are tokens
+    *(dict(exp_adv=False, adv_weight=0.9), dict(num_generations=3, rerank="value")),
+]
+
+
+@pytest.mark.parametrize("options", DECODINGS, ids=str)
+def test_a_policy_answers_as_generate_does(options):
     """In AgileRL beam search raises, and so does a top-k above the vocabulary."""
-    agent = chat_agent()
+    agent, config = chat_agent(), DecodeConfig(max_new_tokens=6, **options)
     policy = agent.get_policy(TOKENIZER, config, generator=torch.Generator().manual_seed(1))
     prompt = policy.prompt(QUESTION)
     assert prompt == [TOKENIZER.bos_token_id, *TOKENIZER.encode("ab"), TOKENIZER.eos_token_id]
@@ -47,7 +45,7 @@ def test_a_policy_answers_as_generate_does(config):
     assert policy.act(QUESTION) == TOKENIZER.decode(texts.best()[0])
     assert agent.get_policy(TOKENIZER).config == agent.config.decode and policy.agent is agent
     dialogues = [Utterances([("abcd"[:n], None)]) for n in (1, 3, 2)]
-    if config is SHORT:
+    if config == SHORT:
         assert policy.act_batch(dialogues) == [policy.act(one) for one in dialogues]
 
 
@@ -64,18 +62,16 @@ def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
     assert agent.get_policy(TOKENIZER, binary).act(QUESTION) == "ccc"
 
 
-def test_wrong_arguments_are_refused():
-    ended, by_utterance = Utterances([("a", 0.0)], terminal=True), small_agent(per_token=False)
-    for call, message in (
-        (lambda: ILQL_Policy(small_agent(), character_tokenizer(["abcdef"])), "has 12 tokens, b"),
-        (lambda: chat_agent().get_policy(TOKENIZER).act(ended), "has ended"),
-        (lambda: chat_agent(per_token=False).get_policy(TOKENIZER).act(QUESTION), "score_utteranc"),
-        (lambda: ILQL_Evaluator(Letters, TOKENIZER, num_games=0), "num_games=0"),
-        (lambda: TopAdvantageNGrams(0), "n=0"),
-        (lambda: TopAdvantageNGrams(2).evaluate(by_utterance, rows()), "only whole utterances"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+ENDED, BY_UTTERANCE = Utterances([("a", 0.0)], terminal=True), {"per_token": False}
+WRONG = [  # a call, and words of its error
+    (lambda: ILQL_Policy(small_agent(), character_tokenizer(["abcdef"])), "has 12 tokens, b"),
+    (lambda: chat_agent().get_policy(TOKENIZER).act(ENDED), "has ended"),
+    (lambda: chat_agent(**BY_UTTERANCE).get_policy(TOKENIZER).act(QUESTION), "score_utteranc"),
+    (lambda: ILQL_Evaluator(Letters, TOKENIZER, num_games=0), "num_games=0"),
+    (lambda: TopAdvantageNGrams(0), "n=0"),
+    (lambda: TopAdvantageNGrams(2).evaluate(small_agent(**BY_UTTERANCE), rows()), "only whole utt"),
+]
+test_wrong_arguments_are_refused = refusals(WRONG)
 
 
 def test_evaluation_uses_neither_dropout_nor_gradients():
@@ -129,21 +125,18 @@ def test_kl_and_entropy_are_those_of_one_token():
             logits = output.logits[0, -1].clone()
             logits[TOKENIZER.pad_token_id] = -torch.inf
             p = logits.log_softmax(-1)
-            q = (logits + 8 * (torch.minimum(*output.target_q)[0, 0] - output.v[0, 0])).log_softmax(
-                -1
-            )
+            advantage = torch.minimum(*output.target_q)[0, 0] - output.v[0, 0]
+            q = (logits + 8 * advantage).log_softmax(-1)
             terms = torch.stack([q.exp() * (q - p), -q.exp() * q]).nan_to_num()
             exact += terms.sum(1) / 4
     # The first answers of all games come before the second ones
     kls, surprises = found.kls[:1500], found.surprises[:1500]
     assert sum(kls) / 1500 == pytest.approx(exact[0].item(), abs=0.1)
     assert sum(surprises) / 1500 == pytest.approx(exact[1].item(), abs=0.1)
-    plain = DecodeConfig(max_new_tokens=1, include_adv=False)
-    assert ILQL_Evaluator(Letters, TOKENIZER, plain).evaluate(agent).kl == pytest.approx(
-        0, abs=1e-6
-    )
-    values = DecodeConfig(max_new_tokens=1, include_logits=False)
-    assert ILQL_Evaluator(Letters, TOKENIZER, values).evaluate(agent).kl > 0
+    for part, is_changed in (("adv", False), ("logits", True)):  # without it
+        alone = DecodeConfig(max_new_tokens=1, **{f"include_{part}": False})
+        kl = ILQL_Evaluator(Letters, TOKENIZER, alone).evaluate(agent).kl
+        assert kl > 0 if is_changed else kl == pytest.approx(0, abs=1e-6)
 
 
 def by_hand(agent, n):

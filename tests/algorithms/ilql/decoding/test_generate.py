@@ -15,6 +15,7 @@ from raffia.lm.data.rl_dataset import Vocabulary
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Request, Stop
 from raffia.lm.transformer import CausalLM
+from tests.marks import refusals
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
@@ -175,21 +176,13 @@ class Counting(ModelScorer):
 def test_passes_for_six_tokens(arrangement, options, passes):
     """Each network that is needed reads the prompt once and each token but the last once."""
     model, target = small(**arrangement)
-    run = {"trunk": 0, "policy": 0, "target": 0}
-    for name, module in (
-        *(("trunk", model.trunk), ("policy", getattr(model, "policy", None))),
-        ("target", target.trunk),
-    ):
-        if module is not None:
-
-            def count(module, inputs, output, name=name):
-                run[name] += 1
-
-            module.ln_f.register_forward_hook(count)
+    runs, trunks = [], [model.trunk, getattr(model, "policy", None), target.trunk]
+    for trunk in filter(None, trunks):
+        trunk.ln_f.register_forward_hook(lambda *_: runs.append(1))
     scorer = Counting(model.eval(), target)
     config = DecodeConfig(**options, max_new_tokens=6)
     decode(Request(scorer, [[1, 2, 3]], config), draws())
-    assert sum(run.values()) == scorer.rows.num_passes == passes
+    assert len(runs) == scorer.rows.num_passes == passes
 
 
 @pytest.mark.parametrize("name", ["sample", "beam"])
@@ -205,10 +198,8 @@ def test_complete_texts_leave_the_batch_and_the_prompt_is_read_once(oracle, name
     assert scorer.num_rows[-1] < max(scorer.num_rows)
     if name == "sample":
         lengths = [len(text) for text in found.best()]
-        expected = [
-            sum(length > position for length in lengths) for position in range(max(lengths))
-        ]
-        assert scorer.num_rows == expected
+        longer = [sum(length > at for length in lengths) for at in range(max(lengths))]
+        assert scorer.num_rows == longer
 
 
 def test_dropout_is_off_and_the_mode_is_as_before():
@@ -248,33 +239,31 @@ def test_a_stream_gives_the_tokens_of_generate(oracle, num_beams):
     assert steps[-1].value == pytest.approx(expected.value.item())
 
 
-def test_wrong_arguments_are_refused():
+def test_without_prompts_or_without_values():
     model, target = small()
     found = generate(model, target, [], DecodeConfig(num_generations=2))
     assert found.tokens == [] and found.log_prob.shape == (0, 2)
     found = generate(model, None, [[1]], DecodeConfig(include_adv=False, max_new_tokens=2))
     assert len(found.best()[0]) == 2 and found.advantage is None
     assert found.kl.abs().max() < 1e-6  # the policy unchanged
-    networks, plain, beams = (model, target), DecodeConfig(), DecodeConfig(num_beams=2)
-    utterances, plan = small(per_token=False), TokenPlanConfig()
-    for call, message in (
-        (lambda: generate(model, None, [[1]], plain), r"pass target=make_target\(model\)"),
-        (lambda: generate(*networks, [[1], []], plain), "prompt 1 has no tokens"),
-        (
-            lambda: generate(*networks, [[12]], plain),
-            "prompt 0 contains token 12, .* has 12 tokens",
-        ),
-        (lambda: generate(*networks, [[1] * 24], plain), "the model's context holds 24"),
-        (lambda: generate(*networks, [[1]], plain, pad_token=12), "pad_token=12 is not among"),
-        (lambda: generate(*networks, [[1]], beams, num_generations=3), "one text for each beam"),
-        (lambda: generate(*utterances, [[1]], plain), "Q is one number for a whole utterance"),
-        (lambda: stream(*networks, [1], beams), "stream"),
-        (lambda: stream(*networks, [1], DecodeConfig(num_generations=2)), "stream"),
-        (lambda: stream(*networks, [], plain), "prompt 0 has no tokens"),
-        (lambda: DecodeConfig(num_beams=2, plan=plan), "planning, which chooses the tokens"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+
+
+NETWORKS, PLAIN = small(), DecodeConfig()
+BEAMS, SEVERAL = DecodeConfig(num_beams=2), DecodeConfig(num_generations=2)
+WRONG = [  # a call, and words of its error
+    (lambda: generate(NETWORKS[0], None, [[1]], PLAIN), r"pass target=make_target\(model\)"),
+    (lambda: generate(*NETWORKS, [[1], []], PLAIN), "prompt 1 has no tokens"),
+    (lambda: generate(*NETWORKS, [[12]], PLAIN), "prompt 0 contains token 12, .* has 12 tokens"),
+    (lambda: generate(*NETWORKS, [[1] * 24], PLAIN), "the model's context holds 24"),
+    (lambda: generate(*NETWORKS, [[1]], PLAIN, pad_token=12), "pad_token=12 is not among"),
+    (lambda: generate(*NETWORKS, [[1]], BEAMS, num_generations=3), "one text for each beam"),
+    (lambda: generate(*small(per_token=False), [[1]], PLAIN), "one number for a whole utterance"),
+    (lambda: stream(*NETWORKS, [1], BEAMS), "stream"),
+    (lambda: stream(*NETWORKS, [1], SEVERAL), "stream"),
+    (lambda: stream(*NETWORKS, [], PLAIN), "prompt 0 has no tokens"),
+    (lambda: DecodeConfig(num_beams=2, plan=TokenPlanConfig()), "planning, which chooses the tok"),
+]
+test_wrong_arguments_are_refused = refusals(WRONG)
 
 
 @pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])

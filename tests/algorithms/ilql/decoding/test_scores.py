@@ -30,15 +30,8 @@ def test_scores_are_the_recorded_ones(oracle, name):
     sums = {name: case.pop(name) for name in ("sum", "norm") if name in case}
     row0, row2 = case.pop("row0_pos5"), case.pop("row2_pos4")
     tokens, actions, mask, action_mask = batch(oracle)
-    scores = get_scores(
-        oracle.model,
-        oracle.target,
-        tokens,
-        actions,
-        attn_mask=mask,
-        action_mask=action_mask,
-        **case,
-    )
+    networks, masks = (oracle.model, oracle.target), dict(attn_mask=mask, action_mask=action_mask)
+    scores = get_scores(*networks, tokens, actions, **masks, **case)
     assert scores[0, 5].tolist() == pytest.approx(row0, abs=1e-9)
     assert scores[2, 4].tolist() == pytest.approx(row2, abs=1e-9)
     found = {"sum": scores.sum().item(), "norm": scores.norm().item()}
@@ -47,15 +40,11 @@ def test_scores_are_the_recorded_ones(oracle, name):
 
 def test_scores_compute_nothing_at_padding(oracle):
     tokens, actions, mask, action_mask = batch(oracle)
-    trunk = oracle.model.trunk
-    sizes = []
-    hook = trunk.h[0].ln1.register_forward_hook(
-        lambda _, inputs, out: sizes.append(inputs[0].numel())
-    )
-    get_scores(
-        *(oracle.model, oracle.target, tokens, actions),
-        **{"attn_mask": mask, "action_mask": action_mask, "include_logits": True},
-    )
+    trunk, sizes = oracle.model.trunk, []
+    count = lambda _, inputs, out: sizes.append(inputs[0].numel())  # noqa: E731
+    hook = trunk.h[0].ln1.register_forward_hook(count)
+    masks = dict(attn_mask=mask, action_mask=action_mask, include_logits=True)
+    get_scores(oracle.model, oracle.target, tokens, actions, **masks)
     hook.remove()
     assert sizes and max(sizes) < tokens.numel() * trunk.n_embd
 
@@ -92,23 +81,18 @@ def test_whole_utterances_have_one_value():
 
 
 def test_utterances_that_do_not_fit_the_prompts_are_refused(oracle):
+    arguments = oracle.model, oracle.target, [[1], [2]], [[[3]], [[4], [5]]], DecodeConfig()
     with pytest.raises(ValueError, match="one list for each prompt, all of the same length"):
-        score_utterances(
-            oracle.model, oracle.target, [[1], [2]], [[[3]], [[4], [5]]], DecodeConfig()
-        )
+        score_utterances(*arguments)
 
 
 def test_sums_equal_those_of_generate(oracle):
     config = DecodeConfig(adv_weight=2.0, num_generations=3, max_new_tokens=7)
     prompts = [[33], [32, 27, 27, 31], [33, 0, 17]]
     draws = torch.Generator().manual_seed(3)
-    generated = generate(
-        oracle.model, oracle.target, prompts, config, generator=draws, pad_token=PAD
-    )
-    forced = score_utterances(
-        oracle.model, oracle.target, prompts, generated.tokens, config, pad_token=PAD
-    )
+    networks = oracle.model, oracle.target
+    generated = generate(*networks, prompts, config, generator=draws, pad_token=PAD)
+    forced = score_utterances(*networks, prompts, generated.tokens, config, pad_token=PAD)
     for name in ("log_prob", "kl", "advantage", "value"):
-        torch.testing.assert_close(
-            getattr(forced, name), getattr(generated, name), rtol=0, atol=1e-9
-        )
+        found, expected = (getattr(sums, name) for sums in (forced, generated))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
