@@ -88,15 +88,8 @@ def history(engine, actor="Actor", pool=Pool):
     totals, w, values, requested = [0, 0], 7, [], 0
     options = {"max_restarts": 100}
     with ExitStack() as opened:
-        board = Board(engine)
-        actors = pool(
-            engine,
-            f"{__name__}:{actor}",
-            "{}",
-            2,
-            state_of=lambda worker: TensorDict(total=torch.tensor(totals[worker])),
-            **options,
-        )
+        board, state_of = Board(engine), lambda at: TensorDict(total=torch.tensor(totals[at]))
+        actors = pool(engine, f"{__name__}:{actor}", "{}", 2, state_of=state_of, **options)
         role = f"{__name__}:Score"
         makers, evaluators = (Pool(engine, role, "{}", num, **options) for num in (2, 1))
         batches = BatchesAhead(makers, BatchMaker(), ahead=AHEAD, num_updates=NUM_UPDATES)

@@ -272,11 +272,11 @@ class Faults:
             raise OSError(self.number, os.strerror(self.number), str(path))
 
 
+FULL, BROKEN = errno.ENOSPC, errno.EIO
+
+
 @pytest.mark.parametrize(
-    "number, permanently",
-    slow_among(
-        [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False)], (errno.ENOSPC, False)
-    ),
+    "number, permanently", slow_among([(FULL, True), (FULL, False), (BROKEN, False)], (FULL, False))
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_a_failing_disk_leaves_the_saved_checkpoint(
@@ -339,10 +339,7 @@ def test_all_is_synced_before_an_older_checkpoint_is_removed(tmp_path, monkeypat
     removed = calls.index(("unlink", f"{first}/{MANIFEST}"))
     assert calls[0] == ("fsync", checkpoints.folder)  # the parent of the new checkpoint
     assert calls[committed + 1 : removed] == [("fsync", second)]
-    assert calls[removed + 1] == (
-        "fsync",
-        first,
-    )  # half a checkpoint without power: it has no manifest
+    assert calls[removed + 1] == ("fsync", first)  # without power it has no manifest
     assert {call for call, _ in calls[removed + 2 :]} == {"unlink"}
 
 

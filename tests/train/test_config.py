@@ -62,14 +62,9 @@ inners = st.builds(
     size=st.sampled_from([64, 96]),
     bounds=st.tuples(st.floats(allow_nan=False), st.integers()),
 )
-outers = st.builds(
-    Outer,
-    name=st.text(),
-    steps=st.integers(),
-    quick=st.booleans(),
-    goal=st.none() | st.floats(allow_nan=False),
-    inner=inners,
-)
+goals = st.none() | st.floats(allow_nan=False)
+plain = dict(name=st.text(), steps=st.integers(), quick=st.booleans())
+outers = st.builds(Outer, **plain, goal=goals, inner=inners)
 
 
 @given(outers)

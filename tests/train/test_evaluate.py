@@ -56,9 +56,8 @@ def test_lengths_limits_and_stops():
 def test_actors_get_stacks_as_when_collecting():
     actor = RecordingActor()
     play_episodes(counts(1), actor, num_episodes=2, seed=0, frame_stack=3)
-    assert (actor.observations[0] - actor.observations[0][:, :1]).flatten().tolist() == [0, 0, 0]
-    assert (actor.observations[2] - actor.observations[2][:, :1]).flatten().tolist() == [0, 1, 2]
-    assert (actor.observations[4] - actor.observations[4][:, :1]).flatten().tolist() == [0, 0, 0]
+    stacks = [(stack - stack[:, :1]).flatten().tolist() for stack in actor.observations]
+    assert (stacks[0], stacks[2], stacks[4]) == ([0, 0, 0], [0, 1, 2], [0, 0, 0])
 
 
 def test_episodes_can_be_watched():
@@ -131,8 +130,7 @@ def test_only_the_named_members_play_and_one_is_watched():
         members.update(states["member"].tolist())
         return of_member(states)
 
-    found = play_members(
-        counts(4), choose, [1, 3], num_episodes=2, seed=0, watch=Watcher(), watched=3
-    )
+    settings = dict(num_episodes=2, seed=0, watch=Watcher(), watched=3)
+    found = play_members(counts(4), choose, [1, 3], **settings)
     assert members == {1, 3} == set(found)
     assert sorted(ends) == list(enumerate(found[3].returns)) and set(episodes) == {0, 1}

@@ -78,9 +78,8 @@ def test_steps_of_envs_can_be_checked(tmp_path):
     guard = NaNGuard(tmp_path)
     guard.check(steps, update=5)
     steps["reward"][2] = -INF
-    with pytest.raises(
-        NonFiniteError, match="update 5 is not finite: batch reward: -inf in rows 2"
-    ):
+    message = "update 5 is not finite: batch reward: -inf in rows 2"
+    with pytest.raises(NonFiniteError, match=message):
         guard.check(steps, update=5)
 
 
@@ -123,6 +122,5 @@ def test_one_number_is_found_in_entries_of_any_size(shape, value):
             for dtype in (torch.float64, torch.bfloat16, torch.complex64):
                 assert not all_finite(TensorDict(leaf=bad.to(dtype)))
     assert all_finite(TensorDict()) and all_finite(TensorDict(i=torch.arange(3)))
-    assert [
-        finding.rows for finding in non_finite("b", TensorDict(b=torch.tensor([1.0, value])))
-    ] == [(1,)]
+    (finding,) = non_finite("b", TensorDict(b=torch.tensor([1.0, value])))
+    assert finding.rows == (1,)

@@ -3,17 +3,8 @@
 import pytest
 import torch
 
-from raffia.train.record import (
-    AXIS,
-    BAR,
-    BEST,
-    CURVE,
-    GROUND,
-    MARGIN,
-    PANEL,
-    EpisodeRecorder,
-    annotated,
-)
+from raffia.train import record
+from raffia.train.record import CURVE, MARGIN, PANEL, EpisodeRecorder, annotated
 from tests.envs.test_video import read_gif
 
 
@@ -40,7 +31,8 @@ def picture(shade, height=170, width=160):
 
 def letters(panel):
     """A panel [h, w, 3] as lines of letters."""
-    names = {GROUND: ".", AXIS: "_", CURVE: "c", BAR: "b", BEST: "B"}
+    names = dict(GROUND=".", AXIS="_", CURVE="c", BAR="b", BEST="B")
+    names = {getattr(record, colour): letter for colour, letter in names.items()}
     return ["".join(names[tuple(pixel.tolist())] for pixel in line) for line in panel]
 
 
@@ -89,12 +81,9 @@ def test_frames_of_long_episodes_are_dropped_and_the_duration_stays(tmp_path):
 
 def test_sizes(tmp_path):
     recorder = EpisodeRecorder(tmp_path, max_side=300)
-    for height, width, expected in [
-        (400, 600, (200, 300)),
-        (48, 48, (192, 192)),
-        (7, 6, (161, 138)),
-    ]:
-        recorder.frame(picture(3, height, width))
+    sizes = {(400, 600): (200, 300), (48, 48): (192, 192), (7, 6): (161, 138)}
+    for size, expected in sizes.items():
+        recorder.frame(picture(3, *size))
         assert read_gif(recorder.save("a"))[0].shape[1:3] == expected
 
 

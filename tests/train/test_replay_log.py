@@ -19,11 +19,8 @@ SIZE, ENVS, ACTIONS = 60, 3, 4
 
 def make_buffer(storage=None, **options):
     sizes = {"unroll_steps": 2, "n_step": 1, "alpha": 0.6, "beta": 0.4}
-    observations = {
-        "observation_keys": ["observation", "to_play"],
-        "frame_stack": {"observation": 2},
-    }
-    options = {**sizes, **observations, "generator": torch.Generator().manual_seed(1), **options}
+    sizes |= {"observation_keys": ["observation", "to_play"], "frame_stack": {"observation": 2}}
+    options = {**sizes, "generator": torch.Generator().manual_seed(1), **options}
     return SegmentReplayBuffer(TensorStorage(SIZE) if storage is None else storage, **options)
 
 
@@ -36,24 +33,18 @@ class Play:
     def rand(self, *shape):
         return torch.rand(shape, generator=self.draws)
 
+    def state(self, shape):
+        observation = (self.rand(*shape, 2, 3) * 255).to(torch.uint8)
+        return {"observation": observation, "to_play": self.rand(*shape) < 0.5}
+
     def iterate(self):
         """Returns all sampled batches."""
         buffer, times = self.buffer, int(torch.randint(1, 6, (), generator=self.draws))
         shape = (times, ENVS)
-        steps = TensorDict(
-            observation=(self.rand(*shape, 2, 3) * 255).to(torch.uint8),
-            to_play=self.rand(*shape) < 0.5,
-            action=(self.rand(*shape) * ACTIONS).long(),
-            reward=self.rand(*shape),
-            policy=self.rand(*shape, ACTIONS),
-            next=dict(
-                observation=(self.rand(*shape, 2, 3) * 255).to(torch.uint8),
-                to_play=self.rand(*shape) < 0.5,
-            ),
-            terminated=self.rand(*shape) < 0.1,
-            truncated=self.rand(*shape) < 0.05,
-            batch_size=shape,
-        )
+        steps = TensorDict(self.state(shape) | {"next": self.state(shape)}, shape)
+        steps["action"] = (self.rand(*shape) * ACTIONS).long()
+        steps["reward"], steps["policy"] = self.rand(*shape), self.rand(*shape, ACTIONS)
+        steps["terminated"], steps["truncated"] = (self.rand(*shape) < p for p in (0.1, 0.05))
         buffer.extend(steps, priority=self.rand(*shape) if self.rand(1) < 0.5 else None)
         if self.rand(1) < 0.1:
             buffer.cut(env=int(self.rand(1) * ENVS))
@@ -136,16 +127,13 @@ def test_a_run_that_is_stopped_at_any_save_equals_an_uninterrupted_one(
     assert_same(uninterrupted.buffer, play.buffer)
     for update in range(18):
         num = (3 * update) % 7  # none, too
-        for expected_batch, batch in zip(
-            uninterrupted.iterate_many(num), play.iterate_many(num), strict=True
-        ):
-            assert same(expected_batch.to_dict(), batch.to_dict())
+        expected, found = (each.iterate_many(num) for each in (uninterrupted, play))
+        for one, other in zip(expected, found, strict=True):
+            assert same(one.to_dict(), other.to_dict())
         run.save(update, play.buffer)
         state = play.draws.get_state()
         if update % 3 == 2:
-            play.iterate_many(
-                update % 5
-            )  # lost by a kill; on disk rows of the checkpoint are overwritten
+            play.iterate_many(update % 5)  # lost by a kill; on disk, rows are overwritten
             if location == "disk":
                 play.buffer.storage.close() if update % 2 else play.buffer.storage._release()
             if update == 8:
@@ -198,12 +186,8 @@ def test_chunks_are_removed_with_the_checkpoints_that_need_them(tmp_path, small_
         play.iterate_many(10)  # the whole ring is overwritten
         run.save(update, play.buffer)
         available = run.checkpoints.available()
-        needed = [
-            chunk["file"]
-            for checkpoint in available
-            for chunk in checkpoint.extras["replay"]["chunks"]
-        ]
-        assert {*run.chunks} == {*needed}
+        chunks = [chunk for found in available for chunk in found.extras["replay"]["chunks"]]
+        assert {*run.chunks} == {chunk["file"] for chunk in chunks}
     for found in available:
         run.log.check(found)
 

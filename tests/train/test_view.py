@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -31,22 +32,13 @@ def test_a_plain_line_has_the_whole_status():
     )
 
 
-STATUS = Status(
-    title="EfficientZero on cartpole, seed 0",
-    update=4812,
-    num_updates=9400,
-    env_step=5412,
-    num_env_steps=10_000,
-    seconds=199.0,
-    seconds_left=192.0,
-    env_steps_per_second=82.0,
-    updates_per_second=7.14,
-    simulations_per_second=1820.0,
-    latest_return=187.0,
-    best_return=200.0,
-    evaluated_return=195.25,
-    losses={"loss": 2.31, "policy_loss": 0.312, "value_prefix_loss": 0.0213},
-)
+COUNTS = dict(update=4812, num_updates=9400, env_step=5412, num_env_steps=10_000)
+SPEEDS = dict(env_steps_per_second=82.0, updates_per_second=7.14, simulations_per_second=1820.0)
+RETURNS = dict(latest_return=187.0, best_return=200.0, evaluated_return=195.25)
+LOSSES = {"loss": 2.31, "policy_loss": 0.312, "value_prefix_loss": 0.0213}
+TIMES = dict(seconds=199.0, seconds_left=192.0)
+TITLE = "EfficientZero on cartpole, seed 0"
+STATUS = Status(title=TITLE, **COUNTS, **TIMES, **SPEEDS, **RETURNS, losses=LOSSES)
 FACTS = [
     "5,412 / 10,000", "82/s", "4,812 / 9,400", "7.1/s", "1,820/s", "51 %", "3:19", "3:12 left",
     "187", "195.2", "200", "loss 2.310", "policy 0.312", "value prefix 0.021",
@@ -187,14 +179,9 @@ def in_terminal(tmp_path, columns: int, hang_up: bool = False) -> tuple[int, str
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(end)], env=env, **streams)
     os.close(follower)
     output = bytearray()
-    while not (hang_up and b"said 0" in output):
-        try:
-            part = os.read(leader, 4096)
-        except OSError:  # the other side is closed
-            break
-        if not part:
-            break
-        output.extend(part)
+    with suppress(OSError):  # the other side is closed
+        while not (hang_up and b"said 0" in output) and (part := os.read(leader, 4096)):
+            output.extend(part)
     os.close(leader)
     return process.wait(60), output.decode(), end.exists()
 
