@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from raffia.envs import make_env
+from raffia.recipes.efficientzero import actors, reanalyzers
 from raffia.recipes.efficientzero import evaluation as evaluation_module
 from raffia.recipes.efficientzero import experiment as run_module
-from raffia.recipes.efficientzero import reanalyzers
 from raffia.recipes.efficientzero.actors import make_planner
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.train import Checkpoints, TrainingSession
@@ -56,7 +56,7 @@ class Diary:
     # -- watching
 
     def _watch_playing(self, patch):
-        run, act, at_random = self.run, run_module.act, run_module.act_at_random
+        run, act, at_random = self.run, actors.act, actors.act_at_random
         make_batch, save_tree = reanalyzers.make_batch, run_module.save_tree
 
         def recorded(kind):
@@ -84,8 +84,8 @@ class Diary:
             self.events.append(("tree", int(name)))
             save_tree(folder, name, planner, state)
 
-        patch.setattr(run_module, "act", recorded("act"))
-        patch.setattr(run_module, "act_at_random", recording_act_at_random)
+        patch.setattr(actors, "act", recorded("act"))
+        patch.setattr(actors, "act_at_random", recording_act_at_random)
         patch.setattr(reanalyzers, "make_batch", recording_make_batch)
         patch.setattr(run_module, "save_tree", recording_save_tree)
         patch.setattr(evaluation_module, "act", recorded("evaluate"))

@@ -17,7 +17,7 @@ from raffia.envs import Box, Discrete, EnvSpec, make_env
 from raffia.recipes.efficientzero.actors import ActorRole, actor_config
 from raffia.recipes.efficientzero.evaluation import EvaluateRole
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.recipes.efficientzero.reanalyzers import ReanalyzeRole
+from raffia.recipes.efficientzero.reanalyzers import MembersMaking, ReanalyzeRole
 from raffia.tensordict import TensorDict
 from raffia.train import TrainingSession
 from tests import elsewhere
@@ -90,7 +90,7 @@ def test_networks_and_states_lie_on_the_device(tmp_path):
             state = session.start()
         assert {value.device.type for value in state.values(True, True)} == {"meta"}
         assert run.actor.device.type == run.reanalyze_planner.device.type == "meta"
-        assert run.collector.collect(run._act_first, 1)["observation"].device.type == "cpu"
+        assert run.collector.collect(run.player._act_first, 1)["observation"].device.type == "cpu"
 
 
 @pytest.mark.parametrize("role", [ActorRole, ReanalyzeRole, EvaluateRole])
@@ -102,6 +102,16 @@ def test_workers_search_on_their_device(role, device):
     config = with_all(VECTOR, device="cpu" if device else "meta", **settings)
     with closing(role(actor_config(config), 0)) as worker:
         assert worker.planner.device.type == "meta"
+
+
+def test_batches_ahead_of_members_with_their_own_batch_sizes_lie_on_the_device():
+    config = with_all(VECTOR, device="meta", population__size=3)
+    making = MembersMaking(config, None, None, None, whole=lambda state: state)
+    state = TensorDict(hyper=TensorDict({"batch_size": torch.tensor([2, 1, 2])}))
+    batch = TensorDict(weight=torch.ones(6), batch_size=[6])
+    answer = TensorDict(batch=batch, num_simulations=torch.tensor(0))
+    weight = making.batch(state, TensorDict(), answer)["weight"]
+    assert weight.device.type == "meta" and weight.shape == (3, 2)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,9 @@ def test_the_settings_of_the_engine_take_effect(monkeypatch):
 def test_evaluators_compute_on_their_device(tmp_path):
     config = with_all(ILQL_EVALUATED, evaluators__num=1, evaluators__device="meta")
     role = EvaluateRole(evaluator_config(config, tmp_path, None), 0)
-    assert {parameter.device.type for parameter in role.networks.model.parameters()} == {"meta"}
+    assert {parameter.device.type for parameter in role.evaluator.networks.model.parameters()} == {
+        "meta"
+    }
 
 
 def test_tasks_without_workers_run_in_the_leader_s_process(tmp_path):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from raffia.recipes import efficientzero, ilql
-from raffia.recipes.efficientzero import evaluation, reanalyzers
-from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero import actors, evaluation, reanalyzers
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.tensordict import TensorDict
@@ -141,8 +140,8 @@ def timeline(config, folder, against=None):
         recorded = events.of(EfficientZeroExperiment, record_layout)
         patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", recorded)
         for module, kind, name in (
-            (run_module, "act", "act"),
-            (run_module, "random", "act_at_random"),
+            (actors, "act", "act"),
+            (actors, "random", "act_at_random"),
             (evaluation, "evaluate", "play_members"),
         ):
             patch.setattr(module, name, events.recorded(kind, getattr(module, name)))

@@ -30,7 +30,7 @@ from raffia.recipes.running import threads
 from raffia.search.base import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import Act, Collector
+from raffia.train.collect import Collector
 from raffia.train.config import from_json, to_json
 
 
@@ -170,6 +170,75 @@ class PlannerRole:
         """Release nothing: the role holds no resources."""
 
 
+class Player:
+    """Plays rollouts in some rows of a run's environments: at random first, then by searches.
+
+    The loop has one for all rows, and each actor one for its own.
+    check: called with each step; see `Collector`.
+    """
+
+    def __init__(
+        self,
+        config: EfficientZeroRun,
+        env: BatchEnv,
+        planner: Planner,
+        rows: range,
+        *,
+        check: Callable[[TensorDict], None] = lambda step: None,
+    ) -> None:
+        self.config, self.planner, self.rows = config, planner, rows
+        self.collector = Collector(
+            env,
+            seed=config.seed,
+            first_row=rows.start,
+            frame_stack=config.env.frame_stack,
+            check=check,
+        )
+
+    def rollout(self, num_env_steps: int, refresh: Callable[[], None]) -> TensorDict:  # [T, E]
+        """Play a rollout.
+
+        num_env_steps: of the whole run up to now. refresh: loads the weights into the planner.
+        """
+        config, act_now = self.config, self._act_first
+        if num_env_steps >= config.collect.random_env_steps:
+            refresh()
+            temperature = config.search.temperature(fraction_done(config, num_env_steps))
+            act_now = partial(self._act, temperature=temperature)
+        return self.collector.collect(act_now, config.collect.rollout_length)
+
+    def _act(self, states: TensorDict, temperature: float) -> TensorDict:
+        return act(
+            self.planner,
+            self._with_member(states),
+            temperature=temperature,
+            noise=True,
+            seed=self._seeds("act"),
+        )
+
+    def _with_member(self, states: TensorDict) -> TensorDict:
+        """The states with the numbers of the members that these rows belong to; those of all rows
+        need none.
+        """
+        size, num = self.config.population.size, self.config.env.num_envs
+        if size == 1 or len(self.rows) == num:
+            return states
+        member = torch.tensor([row // (num // size) for row in self.rows])
+        return states.copy().set("member", member)
+
+    def _act_first(self, states: TensorDict) -> TensorDict:
+        return act_at_random(
+            self.collector.env.spec,
+            states,
+            num_sampled_actions=self.config.search.num_sampled_actions,
+            seed=self._seeds("act first"),
+        )
+
+    def _seeds(self, purpose: str) -> Tensor:
+        step = self.collector.num_env_steps // len(self.rows)
+        return row_seeds(self.config.seed, purpose, self.rows, step)
+
+
 class ActorRole(PlannerRole):
     """Plays some of a run's environments, a rollout for each task.
 
@@ -187,18 +256,14 @@ class ActorRole(PlannerRole):
         run = configured_run(config)
         num_actors = max(1, run.actors.num)
         num_envs = run.env.num_envs // num_actors
-        self._rows = range(index * num_envs, (index + 1) * num_envs)
+        rows = range(index * num_envs, (index + 1) * num_envs)
         self._is_first = index == 0
         workers = -(-run.env.num_workers // num_actors)
         self.env = make_env(replace(run.env, num_envs=num_envs, num_workers=workers))
         require_batch(self.env)
-        self.collector = Collector(
-            self.env,
-            seed=run.seed,
-            first_row=self._rows.start,
-            frame_stack=run.env.frame_stack,
-        )
         super().__init__(run, self.env.spec, run.actors.device)
+        self.player = Player(run, self.env, self.planner, rows)
+        self.collector = self.player.collector
 
     def load(self, state: TensorDict) -> None:
         """Play the rows' episodes again up to a ledger's state."""
@@ -212,46 +277,11 @@ class ActorRole(PlannerRole):
         return answer
 
     def _answer(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
-        run, num_env_steps = self.config, int(task["num_env_steps"])
-        choose: Act = self._act_first
-        if num_env_steps >= run.collect.random_env_steps:
-            self._refresh(int(task["version"]), weights)
-            temperature = run.search.temperature(fraction_done(run, num_env_steps))
-            choose = partial(self._act, temperature=temperature)
-        steps = self.collector.collect(choose, run.collect.rollout_length)
+        refresh = partial(self._refresh, int(task["version"]), weights)
+        steps = self.player.rollout(int(task["num_env_steps"]), refresh)
         self.collector.take_ended()  # the leader's ledger has them
         answer = TensorDict(steps=steps, version=task["version"])
         return answer.set("now", self.collector.now[:1]) if self._is_first else answer
-
-    def _act(self, states: TensorDict, temperature: float) -> TensorDict:
-        return act(
-            self.planner,
-            self._with_member(states),
-            temperature=temperature,
-            noise=True,
-            seed=self._seeds("act"),
-        )
-
-    def _with_member(self, states: TensorDict) -> TensorDict:
-        """The states with the numbers of the members that these rows belong to."""
-        size = self.config.population.size
-        if size == 1:
-            return states
-        of_each = self.config.env.num_envs // size
-        member = torch.tensor([row // of_each for row in self._rows])
-        return states.copy().set("member", member)
-
-    def _act_first(self, states: TensorDict) -> TensorDict:
-        return act_at_random(
-            self.env.spec,
-            states,
-            num_sampled_actions=self.config.search.num_sampled_actions,
-            seed=self._seeds("act first"),
-        )
-
-    def _seeds(self, purpose: str) -> Tensor:
-        step = self.collector.num_env_steps // self.env.num_envs
-        return row_seeds(self.config.seed, purpose, self._rows, step)
 
     def close(self) -> None:
         """Close the environments."""

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
-from raffia.evolution.population import BATCH_SIZE
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, step_of
 from raffia.recipes.efficientzero.actors import (
+    Player,
     accelerated_by,
     acting_weights,
     fraction_done,
@@ -30,7 +28,6 @@ from raffia.recipes.efficientzero.actors import (
     make_planner,
     one_env,
     reason_of,
-    row_seeds,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays, fill_replay
@@ -51,7 +48,7 @@ from raffia.recipes.efficientzero.reanalyzers import (
 )
 from raffia.recipes.efficientzero.warm_start import warm_state
 from raffia.recipes.efficientzero.workers import describe_workers, make_workers
-from raffia.recipes.members import POPULATION_KEY, Members, weights_of_each
+from raffia.recipes.members import POPULATION_KEY, Members
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.workers import RunWorkers
 from raffia.search.base import UnfitOutputError
@@ -59,7 +56,7 @@ from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead, BatchesOfShards
-from raffia.train.collect import Act, Collector
+from raffia.train.collect import Collector
 from raffia.train.evaluate import Episodes
 from raffia.train.evaluations import Evaluations, Outcome
 from raffia.train.experiment import Plan
@@ -122,6 +119,7 @@ class EfficientZeroExperiment(RunExperiment):
             self.collector = self._make_collector(workers)
             if isinstance(self.collector, ActorRollouts):
                 opened.enter_context(closing(self.collector))
+            self._making = self._make_making()
             self.ahead: BatchesAhead | None = None
             if config.reanalyzers.play_elsewhere:
                 self.ahead = opened.enter_context(closing(self._make_ahead(workers)))
@@ -149,22 +147,22 @@ class EfficientZeroExperiment(RunExperiment):
                 check=self._check_turn,
                 refuse=lambda state, answer: self._refuse_search(state, answer["states"], answer),
             )
-        stack = config.env.frame_stack
-        return Collector(self.env, seed=seed, frame_stack=stack, check=self._check_step)
+        rows = range(self.env.num_envs)
+        self.player = Player(config, self.env, self.actor, rows, check=self._check_step)
+        return self.player.collector
+
+    def _make_making(self) -> BatchMaking:
+        if self.members is not None:
+            return MembersMaking(self.config, self.steps, self.guard, self.members, self.whole)
+        kind = ShardMaking if self.config.shards_elsewhere else BatchMaking
+        return kind(self.config, self.steps, self.guard)
 
     def _make_ahead(self, workers: RunWorkers) -> BatchesAhead:
         """Start workers that make batches ahead."""
         config, pool = self.config, workers.pool("reanalyzers")
         length = {"ahead": config.reanalyzers.ahead, "num_updates": config.num_updates}
-        self._making: BatchMaking
-        if config.shards_elsewhere:
-            self._making = making = ShardMaking(config, self.steps, self.guard)
-            return BatchesOfShards(pool, making, **length)
-        self._making = (
-            BatchMaking(config, self.steps, self.guard)
-            if self.members is None
-            else MembersMaking(config, self.steps, self.guard, self.members, self.whole)
-        )
+        if isinstance(self._making, ShardMaking):
+            return BatchesOfShards(pool, self._making, **length)
         return BatchesAhead(pool, self._making, **length)
 
     def _make_parts(self) -> Tree:
@@ -225,7 +223,7 @@ class EfficientZeroExperiment(RunExperiment):
         if self.members is None:
             return None
         self._reanalyze_is_current = False
-        if self.ahead is not None and isinstance(self._making, MembersMaking):
+        if isinstance(self._making, MembersMaking):
             self._making.networks_changed()
         return super().evolve(state)
 
@@ -234,15 +232,15 @@ class EfficientZeroExperiment(RunExperiment):
         found = self.actor.num_simulations + self.reanalyze_planner.num_simulations
         if isinstance(self.collector, ActorRollouts):
             found += self.collector.num_simulations
-        if self.ahead is not None:
-            found += self._making.num_simulations
-        return {"simulations": found + self._num_simulations_elsewhere}
+        found += self._making.num_simulations + self._num_simulations_elsewhere
+        return {"simulations": found}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """Temperature, size of the replay, and the learning rate."""
         found = {"replay_steps": float(len(self.replay))}
         if not self.config.is_offline:
-            found["temperature"] = self.config.search.temperature(self._fraction_done)
+            done = fraction_done(self.config, self.collector.num_env_steps)
+            found["temperature"] = self.config.search.temperature(done)
         if self.members is None:  # else each has its own, in rows of generations
             found["learning_rate"] = self.networks.learning_rate(update)
         if isinstance(self.collector, ActorRollouts):
@@ -277,10 +275,10 @@ class EfficientZeroExperiment(RunExperiment):
     def _play_turn(self, state: TensorDict) -> TensorDict:  # steps [T, E]
         if isinstance(self.collector, ActorRollouts):
             return self.collector.take(state)
-        collect = self.config.collect
-        is_random = self.collector.num_env_steps < collect.random_env_steps
-        act = self._act_first if is_random else self._begin_rollout(state)
-        return self.collector.collect(act, collect.rollout_length)
+        with self._guarded(state):
+            return self.player.rollout(
+                self.collector.num_env_steps, lambda: self.actor.refresh(self.whole(state))
+            )
 
     def _draw(self, update: int) -> TensorDict:
         """The segments of an update's batch."""
@@ -295,37 +293,12 @@ class EfficientZeroExperiment(RunExperiment):
         if self.replay.beta is not None:
             self.replay.update_priority(batch["index"].cpu(), metrics["priority"].cpu())
 
-    def _begin_rollout(self, state: TensorDict) -> Act:
-        """How to act from now on, with the networks of this state."""
-        state = self.whole(state)
-        self.actor.refresh(state)
-        temperature = self.config.search.temperature(self._fraction_done)
-
-        def choose(states: TensorDict) -> TensorDict:
-            seed = self._row_seeds("act")
-            with self._guarded(state, states):
-                return act(self.actor, states, temperature=temperature, noise=True, seed=seed)
-
-        return choose
-
-    def _act_first(self, states: TensorDict) -> TensorDict:
-        return act_at_random(
-            self.env.spec,
-            states,
-            num_sampled_actions=self.config.search.num_sampled_actions,
-            seed=self._row_seeds("act first"),
-        )
-
     def _make_batch(self, state: TensorDict, segments: TensorDict) -> TensorDict:
         """Make a batch. segments: [B]; of members [P, B], as the batch is then."""
         update = step_of(state)
         if update % self.config.targets.target_interval == 0 or not self._reanalyze_is_current:
             self._refresh_reanalyze(state)
-        shape, flat, total = segments.batch_size, segments, self.steps.buffers[0].storage.total
-        if self.members is not None:
-            flat = segments.reshape(-1)
-            flat["member"] = torch.arange(len(segments)).repeat_interleave(shape[1])
-            total = flat["total"]
+        flat = self._making.flat(segments)
         with self._guarded(state, segments):
             if (num_shards := self.config.replay.shards) > 1:
                 parts = flat.split(len(flat) // num_shards)
@@ -333,41 +306,33 @@ class EfficientZeroExperiment(RunExperiment):
                     self.config, self.reanalyze_planner, parts, update, range(num_shards)
                 )
             else:
+                total = self.steps.buffers[0].storage.total
+                total = total if self.members is None else flat["total"]
                 batch, fresh = batch_of(self.config, self.reanalyze_planner, flat, update, total)
-        if fresh is not None:
-            self.steps.update(fresh, 0 if self.members is None else self.members.best)
-        batch = batch.reshape(shape)
-        if BATCH_SIZE in state["hyper"].keys():
-            batch["weight"] = weights_of_each(batch["weight"], state["hyper", BATCH_SIZE])
-        return batch.to(self.config.device)
+        return self._making.finished(state, batch, fresh)
 
     def _refresh_reanalyze(self, state: TensorDict) -> None:
         self.reanalyze_planner.refresh(reanalyze_weights(self.whole(state)))
         self._reanalyze_is_current = True
 
     @contextlib.contextmanager
-    def _guarded(self, state: TensorDict, inputs: TensorDict) -> Iterator[None]:
-        """The context of a search, in which NaN stops the run as in a loss."""
+    def _guarded(self, state: TensorDict, inputs: TensorDict | None = None) -> Iterator[None]:
+        """The context of a search, in which NaN stops the run as in a loss.
+
+        inputs: of the search; None: the states of the environments at that time.
+        """
         try:
             yield
         except UnfitOutputError as error:
+            inputs = self.collector.now if inputs is None else inputs
             self.guard.searched(state, inputs, str(error))
-
-    def _row_seeds(self, purpose: str) -> Tensor:  # int64 [E]
-        num = self.env.num_envs
-        return row_seeds(self.seed, purpose, range(num), self.collector.num_env_steps // num)
-
-    @property
-    def _fraction_done(self) -> float:
-        """The fraction of training that is done, in steps of the environments."""
-        return fraction_done(self.config, self.collector.num_env_steps)
 
     # -- evaluating
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
         """Play whole episodes; None if `stop` asked to stop meanwhile."""
         state = self.whole(state)
-        with self.clock.phase("evaluate"), self._guarded(state, self.collector.now):
+        with self.clock.phase("evaluate"), self._guarded(state):
             found = self._play(state, stop)
             if found is not None:
                 self._keep_tree(self._count(state))
@@ -404,7 +369,7 @@ class EfficientZeroExperiment(RunExperiment):
     def evaluation_begun(self, state: TensorDict) -> None:
         """Save a tree of the weights that are evaluated."""
         self.actor.refresh(state)
-        with self._guarded(state, self.collector.now):
+        with self._guarded(state):
             self._keep_tree(self._count(state))
 
     def _count(self, state: TensorDict) -> int:

@@ -162,26 +162,37 @@ class BatchMaking:
 
     def task(self, segments: TensorDict) -> TensorDict:
         """The segments, each frame once."""
-        own = segments.exclude("observation").clone()
-        self._take_frames(own, segments["observation"])
-        replay = self._replays.replay
-        if isinstance(replay, SegmentReplayBuffer):
-            return TensorDict(segments=own, total=torch.tensor(replay.storage.total))
-        # Each segment has its own "total".
-        return TensorDict(segments=own, shards=torch.arange(self._config.replay.shards))
+        flat = self.flat(segments)
+        own = flat.exclude("observation").clone()
+        self._take_frames(own, flat["observation"])
+        task, replay = TensorDict(segments=own), self._replays.replay
+        if isinstance(replay, SegmentReplayBuffer):  # else each segment has its own "total"
+            task["total"] = torch.tensor(replay.storage.total)
+        elif isinstance(replay, ReplayShards):
+            task["shards"] = torch.arange(self._config.replay.shards)
+        return task
+
+    def flat(self, segments: TensorDict) -> TensorDict:
+        """The segments as one search takes them."""
+        return segments
 
     def _take_frames(self, own: TensorDict, frames: Tensor) -> None:
         own["observation"] = frames_of(frames, frames.shape[1], self._config.env.frame_stack)
 
     def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
-        """The batch on the learner's device; what was searched is written to the replay."""
+        """The batch of an answer, in which no search met NaN or infinity."""
         if (why := reason_of(answer)) is not None:
             self._guard.searched(state, self._whole(task["segments"]), why)
         self.num_simulations += int(answer["num_simulations"])
-        if "fresh" in answer.keys():
-            self._replays.update(answer["fresh"], self._best)
-        batch: TensorDict = answer["batch"].to(self._config.device)
-        return batch
+        return self.finished(state, answer["batch"], answer.get("fresh", None))
+
+    def finished(
+        self, state: TensorDict, batch: TensorDict, fresh: TensorDict | None
+    ) -> TensorDict:
+        """The batch on the learner's device; what was searched is written to the replay."""
+        if fresh is not None:
+            self._replays.update(fresh, self._best)
+        return batch.to(self._config.device)
 
     def _whole(self, segments: TensorDict) -> TensorDict:
         """The segments with their frames."""
@@ -242,21 +253,20 @@ class MembersMaking(BatchMaking):
             self._version, self._is_changed = update, False
         return self._version, self._weights
 
-    def task(self, segments: TensorDict) -> TensorDict:  # [P, B]
+    def flat(self, segments: TensorDict) -> TensorDict:  # [P, B] -> [P * B]
         """The segments of all members; each has its own "total"."""
-        size, each = segments.batch_size
         flat = segments.reshape(-1)
-        own = flat.exclude("observation").clone()
-        own["member"] = torch.arange(size).repeat_interleave(each)
-        self._take_frames(own, flat["observation"])
-        return TensorDict(segments=own)
+        flat["member"] = torch.arange(len(segments)).repeat_interleave(segments.shape[1])
+        return flat
 
-    def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
+    def finished(
+        self, state: TensorDict, batch: TensorDict, fresh: TensorDict | None
+    ) -> TensorDict:
         """The batch [P, B]."""
-        batch = super().batch(state, task, answer).reshape(self._config.population.size, -1)
+        batch = batch.reshape(self._config.population.size, -1)
         if BATCH_SIZE in state["hyper"].keys():
             batch["weight"] = weights_of_each(batch["weight"], state["hyper", BATCH_SIZE])
-        return batch
+        return super().finished(state, batch, fresh)
 
     @property
     def _best(self) -> int:
