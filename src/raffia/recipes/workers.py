@@ -138,6 +138,10 @@ def try_engine(name: str, address: str = "") -> TriedEngine:
 
 
 POPULATION = "population"  # the kind of workers that members learn in
+SETTINGS = {  # of kinds that do not have num, cpus and gpus
+    POPULATION: "population.workers, num_threads",
+    "learners": "learners.num, num_threads, learners.gpus",
+}
 FOLLOWER = "raffia.distributed.follow:Follower"
 
 
@@ -197,8 +201,11 @@ class RunWorkers:
             needs = Needs(float(torch.get_num_threads()), config.learners.gpus)
             workers.append(Workers(FOLLOWER, config.learners.num - 1, needs))
         if workers:
-            kinds = [*self._used, *(["learners"] if self._follow_on_ray else [])]
-            remark = f"Settings of each kind ({', '.join(kinds)}): num, cpus, gpus"
+            settings = [
+                SETTINGS.get(kind, f"{kind}.num, {kind}.cpus, {kind}.gpus") for kind in self._used
+            ]
+            settings += [SETTINGS["learners"]] if self._follow_on_ray else []
+            remark = f"Settings: {'; '.join(settings)}"
             self._engine = engine_for(config.engine, workers, message, remark=remark)
 
     def _num(self, kind: str) -> int:
