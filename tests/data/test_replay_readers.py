@@ -74,6 +74,17 @@ def test_n_step_transitions_equal_a_loop_over_the_episode(n):
         assert row["action"] == steps["action"][k]
 
 
+def test_n_step_transitions_of_whole_rewards_are_discounted():
+    buffer, _ = filled(unroll_steps=3)
+    batch = buffer.read(torch.tensor([0, 1]))
+    rows = batch["reward"].shape
+    found = []
+    for dtype in (torch.int64, torch.float32):
+        batch["reward"] = torch.arange(1, rows.numel() + 1, dtype=dtype).view(rows)
+        found.append(n_step_transitions(batch, 3, gamma=GAMMA, observation_keys=KEYS)["reward"])
+    torch.testing.assert_close(*found)
+
+
 def test_burn_in_splits_only_the_rows():
     buffer, where = filled(unroll_steps=3, alpha=0.6, beta=0.4)
     batch = buffer.sample(5)

@@ -126,6 +126,19 @@ def test_lambda_return_is_the_weighted_mean_of_n_step_returns(lambda_, with_ends
     torch.testing.assert_close(over_rows(reward, discount, value, ends), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_whole_rewards_are_discounted_as_others(dtype):
+    """A fraction in the type of such rewards would be 0."""
+    reward, value = torch.tensor([1, 0, 1]).to(dtype), torch.tensor([0.0, 0.0, 8.0])
+    for of in (
+        lambda r: discounted_sum(r, 0.5),
+        lambda r: discounted_sum(r, torch.full((3,), 0.5), torch.tensor(3.0)),
+        lambda r: n_step_return(r, 0.5, value, 2),
+        lambda r: lambda_return(r, 0.5, value, 0.75),
+    ):
+        torch.testing.assert_close(of(reward), of(reward.float()))
+
+
 @pytest.mark.parametrize("horizon", [1, 2, 3, 7, 9])
 def test_value_prefix_equals_a_loop(horizon):
     reward, _, _, _ = sequences()

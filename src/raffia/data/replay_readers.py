@@ -67,7 +67,9 @@ def n_step_transitions(
     each = torch.where(step, gamma * segments["discount"][:, :n], 1.0)
     before = torch.cat([torch.ones_like(each[:, :1]), each[:, :-1].cumprod(1)], 1)
     reward = segments[reward_key][:, :n]  # 0 behind the end of an episode
-    weight = before.view(before.shape + (1,) * (reward.dim() - 2)).to(reward.dtype)
+    weight = before.view(before.shape + (1,) * (reward.dim() - 2))
+    if reward.is_floating_point():  # else a discount would be rounded to 0
+        weight = weight.to(reward.dtype)
     out = _rows(segments, 0)
     out.set(reward_key, (reward * weight).sum(1))
     out.set("discount", each.prod(1))

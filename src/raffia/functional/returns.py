@@ -91,7 +91,7 @@ def lambda_return(
         lambda_ = torch.where(ends, 0.0, lambda_)
     following = value[..., -1:].squeeze(-1)
     sums = []
-    fractions = torch.as_tensor(lambda_, dtype=reward.dtype, device=reward.device).expand_as(reward)
+    fractions = _like(reward, lambda_)
     for (r, g), v, fraction in zip(
         _backwards(reward, discount),
         value.unbind(-1)[::-1],
@@ -123,6 +123,11 @@ def value_prefix(
 
 def _backwards(reward: Tensor, discount: Tensor | float) -> list[tuple[Tensor, Tensor]]:
     """Rewards and discounts [*] of each step, the last one first."""
-    discount = torch.as_tensor(discount, dtype=reward.dtype, device=reward.device)
-    both = reward.unbind(-1), discount.expand_as(reward).unbind(-1)
+    both = reward.unbind(-1), _like(reward, discount).unbind(-1)
     return list(zip(*both, strict=True))[::-1]
+
+
+def _like(reward: Tensor, factor: Tensor | float) -> Tensor:
+    """A factor for each reward, with its precision; a fraction is one for whole rewards, too."""
+    dtype = reward.dtype if reward.is_floating_point() else torch.get_default_dtype()
+    return torch.as_tensor(factor, dtype=dtype, device=reward.device).expand_as(reward)
