@@ -13,6 +13,8 @@ from raffia.algorithms.efficientzero import EfficientZeroModel, EfficientZeroMod
 from raffia.algorithms.efficientzero.config import LossConfig
 from raffia.algorithms.efficientzero.loss import (
     EfficientZeroLoss,
+    StepBatchNorm,
+    Steps,
     consistency,
     discrete_policy_loss,
     sampled_policy_loss,
@@ -146,6 +148,14 @@ def test_one_call_for_all_steps_equals_a_call_for_each(kind):
     if kind == "BN":  # without statistics each step is a call
         batched.model.projection[1] = torch.nn.BatchNorm1d(7, track_running_stats=False)
         assert EfficientZeroLoss(batched.model, config).steps is None
+
+
+def test_batch_norm_of_one_segment_is_refused_with_the_way_out():
+    loss = EfficientZeroLoss(small_model(norm_type="BN"), LossConfig(unroll_steps=4)).train()
+    with pytest.raises(ValueError, match=r"use batches of 2 or more \(replay.batch_size"):
+        loss(random_batch(1), WEIGHTS)
+    one_image = StepBatchNorm(torch.nn.BatchNorm2d(2), Steps())  # has the pixels' statistics
+    assert one_image.train()(torch.randn(1, 2, 3, 3)).isfinite().all()
 
 
 def test_images_of_bytes_are_numbers_from_0_to_1():

@@ -352,6 +352,12 @@ class StepBatchNorm(_BatchNorm):
         num = self.steps.num
         # T steps of C channels are T * C channels of B rows: the same memory
         wide = x.reshape(len(x) // num, num * self.num_features, *x.shape[2:])
+        if len(wide) == 1 and wide.dim() == 2:
+            raise ValueError(
+                "BatchNorm has no statistics of a batch of one segment: use batches of 2 or more "
+                "(replay.batch_size, in each process of learners.num), or layer normalisation "
+                "(model.norm_type and model.projection_norm_type 'LN')"
+            )
         mean, var = _times(self.running_mean, num), _times(self.running_var, num)
         weight, bias = _times(self.weight, num), _times(self.bias, num)
         if num == 1:
