@@ -7,16 +7,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from raffia.draw.markup import Html, el, join
 from raffia.hints import plural
 from raffia.report.folder import Run
 from raffia.report.groups import Group
 from raffia.report.markup import NONE, between, count, duration, figure, percent, table, toned
-from raffia.report.panel import bootstrap_band, interquartile_mean, tone
+from raffia.report.panel import tone
 from raffia.report.plots import is_game
 from raffia.report.rows import EvaluationRow, number
+from raffia.report.scores import scores
 
 _STATES = {  # a sign that reads without colour, the text, the tone
     "finished": ("✓ finished", "good"),
@@ -235,17 +234,14 @@ def _run_row(index: int, run: Run) -> list[str]:
 
 
 def _group_card(index: int, group: Group) -> Html | None:
-    last = [run.last.mean for run in group.runs if run.last]
-    if not last:
+    found = scores([group])
+    if not found:
         return None
-    values = np.array(last)
-    low, high = bootstrap_band(values)
-    seeds, what = plural(len(last), "run"), _measure(group.runs).removeprefix("mean ")
-    below = f"last {what}, IQM of {seeds}, 95 %: {between(float(low), float(high))}"
-    if len(last) == 1:
+    num, what = found[0].num_runs, _measure(group.runs).removeprefix("mean ")
+    below = f"last {what}, IQM of {num} runs, 95 %: {between(found[0].low, found[0].high)}"
+    if num == 1:
         below = f"last {what}, 1 run"
-    value = figure(float(interquartile_mean(values)))
-    return _card(toned(tone(index), group.label), value, below)
+    return _card(toned(tone(index), group.label), figure(found[0].last), below)
 
 
 def _range_cards(runs: Sequence[Run]) -> list[Html]:

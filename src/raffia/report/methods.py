@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raffia.draw.markup import Html, el, join
@@ -27,7 +27,7 @@ from raffia.report.markup import (
     toned,
 )
 from raffia.report.panel import tone
-from raffia.report.rows import Decoding, decodings_of, number
+from raffia.report.rows import Decoding, decodings_of, number, result_of
 
 _Z = 1.959964  # of the normal distribution, 95 %, both sides
 # ... of Student's t, by degrees of freedom from 1 on.
@@ -72,7 +72,7 @@ def _table(rows: Sequence[MethodRow]) -> Html:
             write(row.score.mean),
             between(row.score.low, row.score.high, write),
             _drawn(row, min(known), max(known), level),
-            percent(row.share_won),
+            percent(row.score.share_won),
             str(row.num_runs) if row.num_runs else NONE,
             row.source or NONE,
         ]
@@ -144,9 +144,10 @@ def _held_out(groups: Sequence[Group]) -> Html:
 
 
 def _mean(runs: Sequence[dict[str, float]], name: str) -> str:
-    score = over(found) if (found := [means[name] for means in runs if name in means]) else None
-    if score is None:
+    found = [means[name] for means in runs if name in means]
+    if not found:
         return NONE
+    score = over(found)
     error = "" if math.isnan(score.high) else f" ± {figure(score.high - score.mean)}"
     return f"{figure(score.mean)}{error}"
 
@@ -173,30 +174,16 @@ def _files(runs: Sequence[Run], notes: list[str]) -> Html:
 
 
 @dataclass(frozen=True)
-class Score:
-    """A mean with its interval.
-
-    >>> Score(1.5).low
-    nan
-    """
-
-    mean: float
-    low: float = math.nan
-    high: float = math.nan
-
-
-@dataclass(frozen=True)
 class MethodRow:
     """A row of the table of methods.
 
-    >>> MethodRow("ILQL", "as set", Score(-2.0)).share_won
+    >>> MethodRow("ILQL", "as set", Decoding(-2.0)).score.share_won
     nan
     """
 
     method: str
     decoding: str
-    score: Score
-    share_won: float = math.nan
+    score: Decoding
     num_runs: int = 0  # 0: the data themselves
     source: str = ""  # the episodes it was measured on
     tone: int = 0  # the group's tone
@@ -289,7 +276,7 @@ def tables(groups: Sequence[Group]) -> list[tuple[str, list[MethodRow]]]:
     return found
 
 
-def over(values: Sequence[float]) -> Score:
+def over(values: Sequence[float]) -> Decoding:
     """The mean over seeds, with the 95 % interval of Student's t.
 
     >>> over([-2.0, -1.0, -3.0])
@@ -297,12 +284,12 @@ def over(values: Sequence[float]) -> Score:
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return Score(mean)
+        return Decoding(mean)
     freedom = len(values) - 1
     # Beyond the table the first terms of its expansion are right to a thousandth.
     quantile = _T[freedom - 1] if freedom <= len(_T) else _Z + (_Z**3 + _Z) / (4 * freedom)
     error = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return Score(mean, mean - error, mean + error)
+    return Decoding(mean, mean - error, mean + error)
 
 
 # -- of one configuration
@@ -316,6 +303,8 @@ def _rows(group: Group, title: str, index: int) -> list[MethodRow]:
         found = [one[name] for one in by_run if name in one]
         fractions = [one.share_won for one in found if not math.isnan(one.share_won)]
         score = over([one.mean for one in found])
+        if fractions:
+            score = replace(score, share_won=statistics.fmean(fractions))
         if len(found) == 1:
             score = _of_episodes(found[0])
         rows.append(
@@ -323,7 +312,6 @@ def _rows(group: Group, title: str, index: int) -> list[MethodRow]:
                 method=title,
                 decoding=decoding_of(name, group.settings or {}),
                 score=score,
-                share_won=statistics.fmean(fractions) if fractions else math.nan,
                 num_runs=len(found),
                 source=source,
                 tone=index,
@@ -332,11 +320,11 @@ def _rows(group: Group, title: str, index: int) -> list[MethodRow]:
     return rows
 
 
-def _of_episodes(one: Decoding) -> Score:
+def _of_episodes(one: Decoding) -> Decoding:
     if not math.isnan(one.low + one.high) or len(one.returns) < 2:
-        return Score(one.mean, one.low, one.high)
+        return one
     error = _Z * statistics.stdev(one.returns) / math.sqrt(len(one.returns))
-    return Score(one.mean, one.mean - error, one.mean + error)
+    return replace(one, low=one.mean - error, high=one.mean + error)
 
 
 def _measured(group: Group) -> tuple[list[dict[str, Decoding]], str]:
@@ -355,10 +343,7 @@ def _measured(group: Group) -> tuple[list[dict[str, Decoding]], str]:
     for one, run in zip(found, runs, strict=True):
         first = next(iter(one))
         if run.best and not one[first].returns:  # the row has those of the first alone
-            shown = one[first]
-            one[first] = Decoding(
-                shown.mean, shown.low, shown.high, shown.share_won, run.best.returns
-            )
+            one[first] = replace(one[first], returns=run.best.returns)
     return found, f"{_games(found)} in training"
 
 
@@ -408,18 +393,16 @@ def _data_rows(groups: Sequence[Group]) -> list[MethodRow]:
     found: dict[str, MethodRow] = {}
     for run in [run for group in groups for run in group.runs]:
         data = _data_of(run)
-        rows, mean = number(data.get("num_rows")), number(data.get("mean_return"))
-        if math.isnan(rows + mean):
+        whole, rows = result_of(data), number(data.get("num_rows"))
+        if whole is None or math.isnan(rows):
             continue
-        score = Score(mean, number(data.get("low")), number(data.get("high")))
-        won, name = number(data.get("share_won")), f"the data, {count(rows)} dialogues"
-        found.setdefault(name, MethodRow(name, "", score, won))
-        learnt = data.get("learnt")
-        learnt = learnt if isinstance(learnt, dict) else {}
-        best, mean = number(learnt.get("num_rows")), number(learnt.get("mean_return"))
-        if best < rows and not math.isnan(mean):
+        name = f"the data, {count(rows)} dialogues"
+        found.setdefault(name, MethodRow(name, "", whole))
+        learnt = data.get("learnt") or {}
+        part = result_of(learnt)
+        if part is not None and (best := number(learnt.get("num_rows"))) < rows:
             name = f"the best {count(best)} of them"
-            found.setdefault(name, MethodRow(name, "", Score(mean)))
+            found.setdefault(name, MethodRow(name, "", part))
     return list(found.values())
 
 

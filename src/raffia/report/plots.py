@@ -11,7 +11,7 @@ from raffia.report.folder import Run
 from raffia.report.groups import Group
 from raffia.report.markup import time_unit
 from raffia.report.panel import Area, Curve, Line, Panel, every, over_runs, quartiles, thinned, tone
-from raffia.report.rows import Row, number
+from raffia.report.rows import Decoding, EvaluationRow, Row, number
 
 _MOST_POINTS = 1200  # training episodes in a panel, of all runs together
 _MOST_SHOWN = 4  # configurations of which decodings are shown
@@ -151,8 +151,7 @@ def rate_panels(groups: Sequence[Group]) -> list[Panel]:
     []
     """
     runs = [run for group in groups for run in group.runs]
-    longest = max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0)
-    scale, unit = time_unit(longest)
+    scale, unit = _wall_time(runs)
     rates = [key for key in _keys(runs) if key.endswith("_per_second")]
     panels = [_over_rows(groups, k, "seconds", scale, f"wall time ({unit})") for k in rates]
     return [replace(panel, from_zero=True) for panel in panels if not panel.empty]
@@ -329,8 +328,7 @@ def _merged(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
 
 def _panels(groups: Sequence[Group], *, of_loss: bool, where: str) -> list[Panel]:
     runs = [run for group in groups for run in group.runs if run.of_loss is of_loss]
-    longest = max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0)
-    scale, unit = time_unit(longest)
+    scale, unit = _wall_time(runs)
     game = is_game(runs)
     targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
     shown = [run for run in runs if run.evaluations or run.of("episode")]
@@ -366,6 +364,11 @@ def _panels(groups: Sequence[Group], *, of_loss: bool, where: str) -> list[Panel
     return panels
 
 
+def _wall_time(runs: Sequence[Run]) -> tuple[float, str]:
+    """The unit for the wall time of these runs; see `time_unit`."""
+    return time_unit(max([run.seconds for run in runs if not math.isnan(run.seconds)], default=0.0))
+
+
 def _counts(run: Run) -> str:
     """The column that counts how far a run is."""
     return "update" if run.by_updates else "env_step"
@@ -399,14 +402,19 @@ def _episodes(run: Run, key: str, factor: float, colour: str, most: int) -> Line
 
 def _evaluations(run: Run, key: str, factor: float) -> Curve:
     found = [one for one in run.evaluations if not math.isnan(getattr(one, key))]
-    xs, means = [getattr(one, key) / factor for one in found], [one.mean for one in found]
-    if found and not any(math.isnan(one.low + one.high) for one in found):
-        return Curve(xs, means, [one.low for one in found], [one.high for one in found])
+    curve = _with_intervals([getattr(one, key) / factor for one in found], found)
     few = any(len(one.returns) < 4 for one in found)
-    if not found or few or is_game([run]):  # quartiles of wins and losses tell little
-        return Curve(xs, means)
-    bands = [quartiles(one.returns) for one in found]
-    return Curve(xs, means, [low for low, _ in bands], [high for _, high in bands])
+    if not found or curve.low or few or is_game([run]):  # quartiles of wins and losses tell little
+        return curve
+    low, high = zip(*[quartiles(one.returns) for one in found], strict=True)
+    return Curve(curve.x, curve.y, low, high)
+
+
+def _with_intervals(x: Sequence[float], results: Sequence[EvaluationRow | Decoding]) -> Curve:
+    """The means of results, with their intervals as a band where all have one."""
+    known = [] if any(math.isnan(one.low + one.high) for one in results) else results
+    low, high = [one.low for one in known], [one.high for one in known]
+    return Curve(x, [one.mean for one in results], low, high)
 
 
 def _held_out(run: Run, name: str) -> Curve:
@@ -425,15 +433,7 @@ def _decoding(group: Group, name: str, of: str, colour: str) -> list[Line]:
                 Curve.of((x, 100 * one.share_won) for x, one in pairs if one.share_won >= 0)
             )
             continue
-        bands = not any(math.isnan(one.low + one.high) for _, one in pairs)
-        curves.append(
-            Curve(
-                [x for x, _ in pairs],
-                [one.mean for _, one in pairs],
-                [one.low for _, one in pairs] if bands else (),
-                [one.high for _, one in pairs] if bands else (),
-            )
-        )
+        curves.append(_with_intervals([x for x, _ in pairs], [one for _, one in pairs]))
     middle = over_runs(curves)
     if middle is not None:
         curves = [middle]

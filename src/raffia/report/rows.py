@@ -241,7 +241,7 @@ def _line_end(data: bytes, start: int) -> int:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The results of one decoding.
+    """A mean return with its interval: of one decoding, over runs, or of the data.
 
     >>> Decoding(mean=-2.5).share_won
     nan
@@ -341,17 +341,21 @@ def decodings_of(value: object) -> dict[str, Decoding]:
     """
     if not isinstance(value, dict):
         return {}
-    found = {}
-    for name, one in value.items():
-        if isinstance(one, dict) and not math.isnan(number(one.get("mean_return"))):
-            found[name] = Decoding(
-                mean=number(one.get("mean_return")),
-                low=number(one.get("low")),
-                high=number(one.get("high")),
-                share_won=number(one.get("share_won")),
-                returns=tuple(numbers(one.get("returns"))),
-            )
-    return found
+    found = {name: result_of(one) for name, one in value.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def result_of(value: object) -> Decoding | None:
+    """The result that an object of JSON holds; None if it has no mean return."""
+    if not isinstance(value, dict) or math.isnan(number(value.get("mean_return"))):
+        return None
+    return Decoding(
+        mean=number(value["mean_return"]),
+        low=number(value.get("low")),
+        high=number(value.get("high")),
+        share_won=number(value.get("share_won")),
+        returns=tuple(numbers(value.get("returns"))),
+    )
 
 
 def _held_out(row: Row) -> dict[str, float]:

@@ -22,6 +22,7 @@ class Score:
     """The score of a configuration, over those of its runs that were evaluated."""
 
     group: Group
+    num_runs: int  # that were evaluated
     last: float  # interquartile mean of the runs' newest evaluations; of losses, too
     low: float  # its 95 % interval by bootstrap; nan of fewer than two runs
     high: float
@@ -46,7 +47,7 @@ def scores(groups: Sequence[Group]) -> list[Score]:
         best = max((run.best for run in runs if run.best), key=lambda one: one.score)
         last = float(interquartile_mean(means))
         rank = float(interquartile_mean(np.array([run.last.score for run in runs if run.last])))
-        found.append((rank, Score(group, last, low, high, best.mean)))
+        found.append((rank, Score(group, len(runs), last, low, high, best.mean)))
     return [score for _, score in sorted(found, key=lambda one: -one[0])]
 
 
@@ -79,8 +80,8 @@ def _by_configuration(groups: Sequence[Group], names: Sequence[str]) -> Html:
     for one in found:
         label = toned(tone(groups.index(one.group)), one.group.label)
         interval = between(one.low, one.high, write)
-        num = sum(run.last is not None for run in one.group.runs)
-        of = f"{num} of {len(one.group.runs)}" if num < len(one.group.runs) else str(num)
+        num, planned = one.num_runs, len(one.group.runs)
+        of = f"{num} of {planned}" if num < planned else str(num)
         rows.append([label, of, write(one.last), interval, write(one.best)])
     heads = ["configuration", "runs", "at the end", "95 % interval", "best evaluation"]
     text = (
