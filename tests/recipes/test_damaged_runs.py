@@ -18,7 +18,7 @@ from raffia.tensordict import TensorDict, safetensors_file
 from raffia.train import Checkpoints, RunError
 
 from .ilql_runs import write_chats
-from .runs import Quiet, short
+from .runs import Quiet, short, with_all
 
 SMOKE = replace(ILQL_PRESETS["ilql-smoke"], num_updates=2)
 
@@ -47,10 +47,9 @@ def test_a_tokenizer_that_the_config_determines_is_made_again(tmp_path):
 
 
 def test_a_tokenizer_made_from_data_is_made_again_by_a_resume_alone(tmp_path):
-    config = replace(
-        SMOKE, task="data", data=replace(SMOKE.data, files=(write_chats(tmp_path / "chats.jsonl"),))
-    )
-    config = ilql.with_sizes(replace(config, data=replace(config.data, tokenizer="characters")))
+    files = (write_chats(tmp_path / "chats.jsonl"),)
+    data = replace(SMOKE.data, files=files, tokenizer="characters")
+    config = ilql.with_sizes(replace(SMOKE, task="data", data=data))
     run = tmp_path / "run"
     ilql.train(config, run, view=Quiet())
     path = run / "tokenizer" / "raffia_tokenizer.json"
@@ -132,10 +131,8 @@ def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
     """With a disk that is full for states, but has room for rows."""
     from raffia.recipes.population_config import PopulationConfig
 
-    config = short(
-        120, population=PopulationConfig(size=size, replay="own" if size > 1 else "shared")
-    )
-    config = replace(config, checkpoint=replace(config.checkpoint, every_updates=3))
+    population = PopulationConfig(size=size, replay="own" if size > 1 else "shared")
+    config = with_all(short(120, population=population), checkpoint__every_updates=3)
     run, counts, write = tmp_path / "run", [], safetensors_file.write_atomically
 
     def files():
@@ -151,19 +148,13 @@ def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
     view = Quiet()
     efficientzero.train(config, run, view=view)
     failed = [line for line in view.messages if "was not saved" in line]
-    assert (
-        len(failed) == 4 and max(counts) <= size
-    )  # one chunk for each failed save would be left otherwise
-    found = find_checkpoint(run, "newest")
-    named = [
-        chunk["file"]
-        for name, log in found.extras.items()
-        if "replay" in name
-        for chunk in log["chunks"]
-    ]
+    assert len(failed) == 4 and max(counts) <= size  # else one chunk more for each failed save
+    extras = find_checkpoint(run, "newest").extras
+    logs = [log for name, log in extras.items() if "replay" in name]
+    named = [chunk["file"] for log in logs for chunk in log["chunks"]]
     assert named and {os.path.basename(name) for name in files()} >= {*named}
     monkeypatch.undo()
-    longer = replace(config, collect=replace(config.collect, num_env_steps=140))
+    longer = with_all(config, collect__num_env_steps=140)
     assert efficientzero.resume(run, config=longer, view=Quiet()).reason == "finished"
 
 

@@ -17,7 +17,7 @@ from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.dialogues import data_summary, pieces, scored_dialogues, write_dialogues
 from raffia.recipes.ilql.evaluation import Evaluator
 from raffia.recipes.ilql.networks import Interrupted, Networks
-from tests.recipes.runs import Quiet
+from tests.recipes.runs import Quiet, with_all
 
 
 def brief(**changes) -> ILQLRun:
@@ -31,6 +31,12 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dialogues") / "run"
     train(brief(), folder, view=Quiet(), preset="ilql-smoke")
     return folder
+
+
+def scored(config, corpus=None, networks=None, **options):
+    """The scored dialogues of a run of this config, with new networks."""
+    corpus = corpus or make_corpus(config, None)
+    return scored_dialogues(Evaluator(networks or Networks(config), corpus, config, **options))
 
 
 def files(folder):
@@ -47,9 +53,7 @@ def test_each_evaluation_writes_games_and_rows(run):
     assert returns == sorted(returns) and returns[0] == -6.0 and returns[-1] == 0.0
     assert record["data"]["num_rows"] == 200 and 0 < record["data"]["share_won"] < 1
     before = json.loads(found["000000004.json"])["dialogues"]
-    assert [dialogue["tokens"] for dialogue in before[4:]] == [
-        dialogue["tokens"] for dialogue in shown[4:]
-    ]
+    assert all(x["tokens"] == y["tokens"] for x, y in zip(before[4:], shown[4:], strict=True))
     assert before[4]["v"] != shown[4]["v"]
 
 
@@ -68,9 +72,7 @@ def test_the_page_shows_dialogues(run):
 def test_numbers_are_those_of_the_networks(run):
     config = replace(brief(), loss=replace(brief().loss, value_max=-0.01))
     corpus, networks = make_corpus(config, None), Networks(config)
-    game = [
-        dialogue for dialogue in scored_dialogues(Evaluator(networks, corpus, config))["dialogues"]
-    ][4]
+    game = scored(config, corpus, networks)["dialogues"][4]
     data = corpus.learnt
     texts = [pieces(corpus.tokenizer, data[n].tokens) for n in range(len(data))]
     point = data[texts.index(game["tokens"])]
@@ -108,7 +110,7 @@ def test_values_that_are_not_learnt_are_left_out():
     """A policy alone has no values, and values alone no log-probabilities."""
     for name in ("bc", "cql"):
         config = method(name, brief())
-        record = scored_dialogues(Evaluator(Networks(config), make_corpus(config, None), config))
+        record = scored(config)
         assert record["values"] == (name == "cql")
         for dialogue in record["dialogues"]:
             assert ("v" in dialogue) == (name == "cql")
@@ -141,33 +143,22 @@ def chats(tmp_path, long=False):
 
 
 def test_held_out_rows_are_shown_where_there_are_no_games(tmp_path):
-    config = chats(tmp_path)
-    corpus = make_corpus(config, None)
-    record = scored_dialogues(Evaluator(Networks(config), corpus, config))
+    record = scored(chats(tmp_path))
     assert [dialogue["source"] for dialogue in record["dialogues"]] == ["held out"] * 4
     assert record["data"]["mean_return"] == 4.5 and "share_won" not in record["data"]
     dialogue = record["dialogues"][-1]
     assert "".join(dialogue["tokens"]).startswith("<s>say ")
     assert dialogue["actions"][-1]["reward"] == dialogue["return"]
-    assert [dialogue["tokens"][index] for index in dialogue["marks"]] == [
-        "<s>",
-        "</s>",
-        "</a>",
-        "</eod>",
-    ]
+    marks = [dialogue["tokens"][index] for index in dialogue["marks"]]
+    assert marks == ["<s>", "</s>", "</a>", "</eod>"]
     assert dialogue["ended"] and dialogue["v"][-1] is None
 
 
 def test_whole_utterances_are_one_decision_each(tmp_path):
-    config = chats(tmp_path)
-    config = replace(
-        config,
-        model=replace(config.model, per_token=False),
-        loss=replace(config.loss, cql_weight=0.0),
-        decode=DecodeConfig(include_adv=False),
-    )
+    config = with_all(chats(tmp_path), decode=DecodeConfig(include_adv=False))
+    config = with_all(config, loss__cql_weight=0.0, model__per_token=False)
     corpus, networks = make_corpus(config, None), Networks(config)
-    dialogue = scored_dialogues(Evaluator(networks, corpus, config))["dialogues"][-1]
+    dialogue = scored(config, corpus, networks)["dialogues"][-1]
     (action,) = dialogue["actions"]
     tokens = dialogue["tokens"][action["first"] : action["last"] + 1]
     assert tokens[-1] == "</a>" and "".join(tokens[:-1]).endswith(f"{dialogue['return']:.0f}")
@@ -182,13 +173,9 @@ def test_whole_utterances_are_one_decision_each(tmp_path):
 
 
 def test_long_dialogues_are_cut(tmp_path):
-    config = chats(tmp_path, long=True)
-    record = scored_dialogues(Evaluator(Networks(config), make_corpus(config, None), config))
-    for dialogue in record["dialogues"]:
+    for dialogue in scored(chats(tmp_path, long=True))["dialogues"]:
         assert len(dialogue["tokens"]) == 300 and dialogue["cut"] and len(dialogue["actions"]) < 300
-        assert not dialogue["ended"] and isinstance(
-            dialogue["v"][-1], float
-        )  # its last state has a value
+        assert not dialogue["ended"] and isinstance(dialogue["v"][-1], float)  # of its last state
 
 
 def test_the_summary_names_the_best_rows_where_only_they_are_learnt_from():
@@ -202,9 +189,8 @@ def test_the_summary_names_the_best_rows_where_only_they_are_learnt_from():
 def test_pieces_join_to_the_text_of_the_utterance():
     class Halves:  # every letter is two tokens, of which the first alone is no letter
         def decode(self, ids):
-            return "".join("é" if n % 2 else "\ufffd" for n in ids if ids and n > 0).replace(
-                "\ufffdé", "é"
-            )
+            letters = "".join("é" if n % 2 else "\ufffd" for n in ids if n > 0)
+            return letters.replace("\ufffdé", "é")
 
         def id_to_token(self, number):
             return "<mark>"
@@ -216,11 +202,8 @@ def test_pieces_join_to_the_text_of_the_utterance():
 
 
 def test_scoring_can_be_interrupted():
-    config = brief()
     with pytest.raises(Interrupted):
-        scored_dialogues(
-            Evaluator(Networks(config), make_corpus(config, None), config, stop=lambda: True)
-        )
+        scored(brief(), stop=lambda: True)
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):

@@ -112,11 +112,8 @@ def test_without_an_estimate_the_score_is_the_loss(changes, tmp_path):
 @pytest.mark.timeout(900)
 def test_the_estimate_for_an_exact_task_is_near_the_true_return(tmp_path):
     """While the loss hardly moves, the return and its estimate rise to the optimum."""
-    dialogues = [
-        {"sequence": [[text, reward] for text, reward in one.to_sequence()[0]]}
-        for one in exact_dialogues()
-    ]
-    (tmp_path / "exact.jsonl").write_text("\n".join(10 * [json.dumps(one) for one in dialogues]))
+    dialogues = [json.dumps({"sequence": one.to_sequence()[0]}) for one in exact_dialogues()]
+    (tmp_path / "exact.jsonl").write_text("\n".join(10 * dialogues))
     base = ILQL_PRESETS["dialogue"]
     config = replace(
         base,
@@ -139,12 +136,8 @@ def test_the_estimate_for_an_exact_task_is_near_the_true_return(tmp_path):
         exact[which] = exact_return(policy(*networks, agent.config))
     assert exact == pytest.approx({"best": 2.0, "newest": 2.0})
     assert evaluations[0]["score"] == 0 < max(row["score"] for row in evaluations)
-    assert (
-        evaluations[-1]["estimated_low"]
-        <= exact["newest"]
-        <= evaluations[-1]["estimated_high"] + 0.1
-    )
-    assert evaluations[-1]["estimated_low"] > evaluations[-1]["logged_return"]
+    low, high = (evaluations[-1][f"estimated_{bound}"] for bound in ("low", "high"))
+    assert low <= exact["newest"] <= high + 0.1 and low > evaluations[-1]["logged_return"]
 
 
 def test_the_score_is_the_gain_where_it_is_significant():

@@ -31,15 +31,8 @@ RUN = replace(
     evaluate=ILQLEvaluateConfig(every_updates=4, num_episodes=4),
 )
 SIZES = {"ranges": ("batch_size=2..12",), "spread": 2.0, "parameters": 0.0, "hyper": 1.0}
-FORMS = PopulationConfig(
-    size=3,
-    no_mutation=0.1,
-    hyper=0.0,
-    parameters=0.3,
-    activation=1.0,
-    architecture=1.0,
-    new_layer_prob=0.5,
-)
+CHANCES = dict(no_mutation=0.1, hyper=0.0, parameters=0.3, activation=1.0, architecture=1.0)
+FORMS = PopulationConfig(size=3, **CHANCES, new_layer_prob=0.5)
 
 
 def efficientzero_config(**changes):
@@ -55,14 +48,10 @@ def efficientzero_forms():
 
 
 def ilql_forms(**model):
-    smoke = ILQL_PRESETS["ilql-smoke"]
-    return replace(
-        smoke,
-        model=replace(smoke.model, evolvable_heads=True, max_head_nodes=48, **model),
-        population=FORMS,
-        num_updates=12,
-        evaluate=ILQLEvaluateConfig(every_updates=2, num_episodes=4),
-    )
+    smoke, evaluate = ILQL_PRESETS["ilql-smoke"], {"every_updates": 2, "num_episodes": 4}
+    changes = dict(population=FORMS, num_updates=12, evaluate=ILQLEvaluateConfig(**evaluate))
+    model = replace(smoke.model, evolvable_heads=True, max_head_nodes=48, **model)
+    return replace(smoke, model=model, **changes)
 
 
 def newest(folder):
@@ -230,7 +219,6 @@ def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path):
         heads = [name for name in expected if name.startswith(("v.", "q1.", "q2."))]
         assert all(other[name].equal(expected[name]) for name in heads)
     initial, exported = (dict(m.named_buffers()) for m in (ILQLModel(run.model), again.agent.model))
-    assert initial.keys() == exported.keys() and not all(
-        initial[n].equal(exported[n]) for n in exported
-    )
+    assert initial.keys() == exported.keys()
+    assert not all(initial[n].equal(exported[n]) for n in exported)
     assert isinstance(again.act(WordleObservation()), str)

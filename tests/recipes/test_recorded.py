@@ -26,9 +26,13 @@ T = 30  # steps of an episode of `write`
 BASE = short(88)
 
 
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
 def write(path, num=6, steps=T, **columns):
     """Episodes with CartPole's shapes, alternately terminated and truncated, and extra columns."""
-    draw = torch.Generator().manual_seed(0)
+    draw = draws()
     with open(path, "w") as file:
         for number in range(num):
             last = [False] * (steps - 1)
@@ -66,14 +70,13 @@ def file(tmp_path):
 
 def test_a_run_s_own_episodes_round_trip(tmp_path):
     """Except search results: the policy is the taken action, and the value is unknown."""
-    config, folder = short(60, replay=replace(short().replay, batch_size=4)), tmp_path / "own"
+    config, folder = with_all(short(60), replay__batch_size=4), tmp_path / "own"
     config = with_all(config, env__max_episode_steps=7, collect__rollout_length=1)
     with experiment(config, folder) as run, closing(TrainingSession(run)) as session:
         session.run()
         buffer = run.steps.buffers[0]
-        starts = [int(start) for start in range(buffer.storage.total)]
-        starts = torch.tensor([s for s in starts if bool(buffer.contains(torch.tensor(s)))])
-        segments = buffer.read(starts)
+        starts = torch.arange(buffer.storage.total)
+        segments = buffer.read(starts[buffer.contains(starts)])
     # Each episode once: from a start whose frame before it is the same one.
     stacks = segments["observation"]
     first = (stacks[:, 0, 0] == stacks[:, 0, 1]).flatten(1).all(1)
@@ -95,9 +98,7 @@ def test_a_run_s_own_episodes_round_trip(tmp_path):
         again = run.steps.buffers[0]
         chosen = [again.read(torch.tensor([8 * number]))[0] for number in range(len(episodes))]
         assert (again.num_episodes, len(again)) == (len(episodes), 7 * len(episodes))
-    firsts = [
-        row for row in first.nonzero()[:, 0].tolist() if segments["valid_step"][row].sum() == 7
-    ]
+    firsts = (first & (segments["valid_step"].sum(-1) == 7)).nonzero()[:, 0].tolist()
     for row, segment in zip(firsts, chosen, strict=False):
         for key in ("observation", "action", "reward", "valid", "valid_step", "mask", "discount"):
             assert segment[key].equal(segments[key][row]), key
@@ -106,7 +107,8 @@ def test_a_run_s_own_episodes_round_trip(tmp_path):
         assert segment["policy"][:7].equal(taken) and not segment["value"].any()
 
 
-CONTINUOUS = EnvSpec(observation_shape=(2,), action=Box((-2.0, 0.0), (2.0, 1.0)))
+BOUNDS = (-2.0, 0.0), (2.0, 1.0)
+CONTINUOUS = EnvSpec(observation_shape=(2,), action=Box(*BOUNDS))
 IMAGES = EnvSpec(
     observation_shape=(3, 4, 5), action=Discrete(3), observation_dtype=torch.uint8, masked=True
 )
@@ -123,28 +125,21 @@ def episode_of(obs, action, **more):
 def test_continuous_actions_are_the_first_sampled_action():
     taken = torch.tensor([[0.5, 0.25], [-2.0005, 1.0]], dtype=torch.float64)
     config = with_all(BASE, search__num_sampled_actions=5)
-    converted = [
-        recorded_steps(
-            episode_of(torch.zeros(3, 2), taken),
-            config,
-            CONTINUOUS,
-            torch.Generator().manual_seed(seed),
-        )
+    steps, again, other = (
+        recorded_steps(episode_of(torch.zeros(3, 2), taken), config, CONTINUOUS, draws(seed))
         for seed in (0, 0, 1)
-    ]
-    steps = converted[0]
+    )
     assert steps["action"].equal(torch.tensor([[0.5, 0.25], [-2.0, 1.0]]))  # clipped
     assert steps["sampled_actions"].shape == (2, 5, 2)
     assert steps["sampled_actions"][:, 0].equal(steps["action"])
     assert steps["policy"].equal(torch.eye(5)[:1].expand(2, 5))
-    low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
-    others = steps["sampled_actions"][:, 1:]
+    (low, high), others = map(torch.tensor, BOUNDS), steps["sampled_actions"][:, 1:]
     assert ((others >= low) & (others <= high)).all() and others.std(1).min() > 0.01
-    assert same(steps, converted[1]) and not same(steps, converted[2])
+    assert same(steps, again) and not same(steps, other)
 
 
 def test_images_and_masks_are_converted():
-    obs = torch.randint(256, (3, 4, 5, 3), generator=torch.Generator().manual_seed(0))
+    obs = torch.randint(256, (3, 4, 5, 3), generator=draws())
     mask = torch.ones(3, 3, dtype=torch.bool)
     episode = episode_of(obs, torch.tensor([[1], [2]]), action_mask=mask)
     atari = with_all(BASE, env__id="atari/pong")
@@ -216,12 +211,10 @@ def test_a_stopped_run_is_resumed_without_the_files(name, at, tmp_path):
     assert (stopped.reason, stopped.update) == ("stopped", at)
     path.unlink()
     assert efficientzero.resume(tmp_path / "run", view=Quiet()).reason == "finished"
-    (expected_checkpoint, parts), (checkpoint, found) = (
-        last_state(tmp_path / name) for name in ("straight", "run")
+    (expected, parts), (checkpoint, found) = map(
+        last_state, (tmp_path / "straight", tmp_path / "run")
     )
-    assert expected_checkpoint.update == checkpoint.update and all(
-        same(parts[part], found[part]) for part in parts
-    )
+    assert expected.update == checkpoint.update and all(same(parts[k], found[k]) for k in parts)
     assert rows(tmp_path / "straight", "evaluate") == rows(tmp_path / "run", "evaluate")
 
 
@@ -325,15 +318,11 @@ def test_missing_and_empty_files_are_refused(file, tmp_path):
 
 def test_actions_that_are_out_of_bounds_or_illegal_are_refused():
     obs, mask = torch.zeros(2, 4, 5, 3, dtype=torch.uint8), torch.eye(3, dtype=torch.bool)[:2]
-    beyond = episode_of(torch.zeros(2, 2), torch.tensor([[0.5, 1.5]]))
+    beyond, one = episode_of(torch.zeros(2, 2), torch.tensor([[0.5, 1.5]])), torch.tensor([1])
     for episode, spec, message in (
         (beyond, CONTINUOUS, r"are from \[0.5, 1.5\] to .* from \[-2.0, 0.0\] to \[2"),
-        (
-            episode_of(obs, torch.tensor([1]), action_mask=mask),
-            IMAGES,
-            "its 'action_mask' marks as",
-        ),
-        (episode_of(obs, torch.tensor([1])), IMAGES, "no 'action_mask'.* NAME=action_mask"),
+        (episode_of(obs, one, action_mask=mask), IMAGES, "its 'action_mask' marks as"),
+        (episode_of(obs, one), IMAGES, "no 'action_mask'.* NAME=action_mask"),
     ):
         with pytest.raises(RunError, match=message):
             recorded_steps(episode, BASE, spec, torch.Generator())
@@ -362,7 +351,7 @@ def test_policies_learned_from_files_are_searched_again(file, tmp_path):
 
 def record(path, num_episodes, seed=0):
     """Write episodes of random actions as another program would; the mean return."""
-    draw, returns = torch.Generator().manual_seed(seed), []
+    draw, returns = draws(seed), []
     with closing(make_env(PRESETS["cartpole"].env, num_envs=1)) as env, open(path, "w") as file:
         for number in range(num_episodes):
             obs = [env.reset(torch.tensor([number]))["observation"][0].tolist()]

@@ -69,12 +69,9 @@ CASES = {
         "evaluate": {"num_simulations": 5, "every_env_steps": 7},
         "targets": {"target_interval": 1, "horizon_fraction": 0.1},
     },
-    "no priorities, and nothing in between": {
-        "replay": {"alpha": 0.0},
-        "evaluate": {"every_env_steps": 10**6},
-        "checkpoint": {"every_updates": 10**6},
-        "targets": {"target_interval": 10**6},
-    },
+    "no priorities, and nothing in between": {"replay__alpha": 0.0}
+    | dict.fromkeys(("checkpoint__every_updates", "targets__target_interval"), 10**6)
+    | {"evaluate__every_env_steps": 10**6},
 }
 
 
@@ -132,35 +129,25 @@ def plans(draw):
     num_envs, rollout_length = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     first = draw(st.integers(30, 50))
     starts = sorted(draw(st.lists(st.floats(0, 1), max_size=2)))
+    temperatures = tuple(draw(st.floats(0, 2)) for _ in range(len(starts) + 1))
+    num_env_steps = first + draw(st.integers(10, 40))
     return {
-        "env": {"num_envs": num_envs},
-        "search": {
-            "temperature_from": (0.0, *starts),
-            "temperatures": tuple(draw(st.floats(0, 2)) for _ in range(len(starts) + 1)),
-        },
-        "collect": {
-            "random_env_steps": first,
-            "num_env_steps": first + draw(st.integers(10, 40)),
-            "updates_per_env_step": draw(st.floats(0.1, 0.6)),
-            "extra_updates": draw(st.integers(0, 12)),
-            "rollout_length": rollout_length,
-        },
+        "env__num_envs": num_envs,
+        "search": {"temperature_from": (0.0, *starts), "temperatures": temperatures},
+        "collect": {"random_env_steps": first, "num_env_steps": num_env_steps},
+        "collect__updates_per_env_step": draw(st.floats(0.1, 0.6)),
+        "collect__extra_updates": draw(st.integers(0, 12)),
+        "collect__rollout_length": rollout_length,
         "replay": {"alpha": draw(st.sampled_from([0.0, 0.6])), "beta": draw(st.floats(0, 1))},
-        "optimizer": {
-            "warmup_fraction": draw(st.floats(0, 1)),
-            "decay_updates": draw(st.integers(1, 9)),
-            "decay_rate": draw(st.floats(0.5, 1)),
-        },
-        "targets": {
-            "target_interval": draw(st.integers(1, 7)),
-            "correct_horizon": draw(st.booleans()),
-            "horizon_fraction": draw(st.floats(0, 1)),
-        },
-        "evaluate": {
-            "every_env_steps": draw(st.integers(8, 60)),
-            "num_simulations": draw(st.integers(0, 3)),
-        },
-        "checkpoint": {"every_updates": draw(st.integers(1, 9))},
+        "optimizer__warmup_fraction": draw(st.floats(0, 1)),
+        "optimizer__decay_updates": draw(st.integers(1, 9)),
+        "optimizer__decay_rate": draw(st.floats(0.5, 1)),
+        "targets__target_interval": draw(st.integers(1, 7)),
+        "targets__correct_horizon": draw(st.booleans()),
+        "targets__horizon_fraction": draw(st.floats(0, 1)),
+        "evaluate__every_env_steps": draw(st.integers(8, 60)),
+        "evaluate__num_simulations": draw(st.integers(0, 3)),
+        "checkpoint__every_updates": draw(st.integers(1, 9)),
     }
 
 
