@@ -96,118 +96,92 @@ BASES = {
     ),
 }
 
-RECORDED, DEVICES = "recipes/test_recorded.py::", "recipes/test_other_device.py::"
-TESTED = {
-    DEVICES + "test_networks_and_states_lie_on_the_device": "device",
-    DEVICES + "test_workers_search_on_their_device": """
-        actors.device reanalyzers.device evaluators.device
-    """,
-    "recipes/test_settings.py::test_workers_get_the_step_timeout": "env.step_timeout_seconds",
-    RECORDED + "test_a_setting_takes_effect_at_the_right_event": """
-        data.files data.columns data.num_updates evaluate.every_updates
-    """,
-    RECORDED + "test_missing_flags_are_completed_if_the_setting_allows": "data.complete",
-    ilql_settings.LAYOUTS: "actors.num reanalyzers.num",
-    ilql_settings.POOL_SETTINGS: "actors.cpus actors.gpus reanalyzers.cpus reanalyzers.gpus",
-    "train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_that_update": """
-        reanalyzers.ahead
-    """,
-    "recipes/test_layouts.py::test_a_target_ends_the_run_when_it_is_joined": """
-        evaluators.join_after
-    """,
-    "recipes/test_refusals.py::test_incompatible_settings_are_refused": """
-        learners.state
-    """,
-    "recipes/test_warm_start.py"
-    "::test_a_run_starts_with_another_run_s_weights_and_resumes_without_it": "init_from",
-    "recipes/test_settings.py::test_compile_compiles_the_gradients": "compile",
-    "recipes/test_cudagraphs.py::test_the_setting_records_searches_and_gradients": "cudagraphs",
-}
-# For each run and first differing event of `timeline`: the settings that are changed.
-EFFECTS = {
-    ("image", "shapes"): """
-        model.num_channels=6 model.num_res_blocks=2 model.downsample=True model.flatten=True
-    """,
-    ("vector", "shapes"): """
-        model.latent_state_dim=24 model.res_connection=False model.latent_norm=SimNorm
-        model.lstm_hidden_size=12 model.head_hidden_channels=(8,8) model.evolvable_heads=True
-        model.reward_support_range=(-4.0,5.0,1.0) model.value_support_range=(-9.0,11.0,1.0)
-        model.norm_type=BN model.projection_norm_type=LN model.action_encoding=not_one_hot
-        model.proj_hid=9 model.pred_hid=9 optimizer.name=adamw env.id=Acrobot-v1 env.frame_stack=2
-    """,
-    ("forms", "shapes"): "model.max_head_layers=2 model.max_head_nodes=24",
-    ("vector", "gradient"): """
-        model.state_norm=True model.activation=gelu precision=bfloat16 loss.policy_weight=0.5
-        loss.value_weight=0.5 loss.value_prefix_weight=0.5 loss.consistency_weight=1.0
-        loss.entropy_weight=0.1 loss.gradient_scale=1.0
-    """,
-    ("box", "shapes"): "model.sigma_type=fixed model.gaussian_head=reparameterization",
-    ("fixed", "act"): "model.fixed_sigma=0.4",
-    ("vector", "drawn"): """
-        loss.unroll_steps=2 targets.n_step=2 replay.capacity=48 replay.batch_size=7
-        replay.alpha=0.0 replay.beta=0.9 collect.updates_per_env_step=0.5
-    """,
-    ("vector", "targets"): """
-        loss.lstm_horizon=3 loss.absorb=() targets.discount=0.9 targets.bootstrap=search
-        targets.reanalyze_ratio=0.5 targets.reanalyze_noise=False targets.correct_horizon=False
-        targets.horizon_fraction=0.1
-    """,
-    ("image", "targets"): "loss.augmentation=('shift',)",
-    ("vector", "step"): """
-        targets.target_interval=2 optimizer.learning_rate=0.04 optimizer.momentum=0.5
-        optimizer.weight_decay=0.1 optimizer.max_grad_norm=0.25 optimizer.warmup_fraction=0.3
-        optimizer.decay_updates=4 optimizer.decay_rate=0.5 collect.num_env_steps=96
-        collect.extra_updates=2
-    """,
-    ("vector", "act"): """
-        search.policy=gumbel search.num_simulations=5 search.dirichlet_alpha=3.0
-        search.dirichlet_fraction=0.5 search.temperatures=(0.01,0.5)
-        search.temperature_from=(0.0,0.6) evaluate.every_env_steps=40
-    """,
-    ("gumbel", "evaluate"): "search.max_considered=1",
-    ("box", "random"): "search.num_sampled_actions=4",
-    ("vector", "weights"): "seed=1",
-    ("vector", "layout"): """
-        num_threads=2 env.num_envs=5 env.num_workers=2 replay.on_disk=True replay.shards=3
-        actors.ahead=2 actors.weights_every=2
-    """,
-    ("vector", "stepped"): "env.max_episode_steps=5",
-    ("atari", "stepped"): """
-        env.atari.frame_skip=3 env.atari.noop_max=9 env.atari.episodic_life=False
-        env.atari.sticky=0.5 env.atari.press_fire=False env.atari.max_frames=100
-    """,
-    ("atari", "shapes"): "env.atari.size=84 env.atari.colour=True",
-    ("points", "stepped"): "env.atari.clip_reward=False",
-    ("atari", "evaluate"): "env.atari.evaluation_frames=8",
-    ("vector", "random"): "collect.random_env_steps=48 collect.rollout_length=2",
-    ("vector", "evaluate"): """
-        evaluate.num_episodes=3 evaluate.num_simulations=5 evaluate.max_steps=6
-    """,
-    ("vector", "end"): "evaluate.target_return=1.0 evaluate.record=gif",
-    ("board", "evaluate"): "evaluate.opponent=random",
-    ("members", "layout"): "population.size=1 population.replay=own",
-    ("members", "generation"): """
-        population.method=truncation population.tournament_size=3 population.elitism=False
-        population.eval_loop=2 population.no_mutation=0.0 population.hyper=0.1
-        population.parameters=0.0 population.ranges=('learning_rate=1e-3..0.06',)
-        population.grow=3.0 population.shrink=0.4 population.resample=1.0
-    """,
-    ("halves", "generation"): "population.truncation_fraction=0.5",
-    ("growing", "generation"): """
-        population.activation=0.0 population.architecture=0.0 population.new_layer_prob=1.0
-        population.nodes=(3,)
-    """,
-    ("noisy", "act"): "population.mutation_sd=1.0",
-    ("members", "step"): "population.spread=5.0",
-    ("vector", "save"): "checkpoint.every_updates=2 checkpoint.keep=1",
-}
+TESTED = """
+recipes/test_other_device.py
+    test_networks_and_states_lie_on_the_device: device
+    test_workers_search_on_their_device: actors.device reanalyzers.device evaluators.device
+recipes/test_settings.py
+    test_workers_get_the_step_timeout: env.step_timeout_seconds
+    test_compile_compiles_the_gradients: compile
+recipes/test_recorded.py
+    test_a_setting_takes_effect_at_the_right_event: data.files data.columns data.num_updates
+        evaluate.every_updates
+    test_missing_flags_are_completed_if_the_setting_allows: data.complete
+recipes/test_layouts.py
+    test_a_run_is_the_same_in_any_layout: actors.num reanalyzers.num
+    test_a_target_ends_the_run_when_it_is_joined: evaluators.join_after
+recipes/test_workers.py
+    test_the_settings_of_workers_take_effect: actors.cpus actors.gpus reanalyzers.cpus
+        reanalyzers.gpus
+train/test_ahead.py
+    test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_that_update: reanalyzers.ahead
+recipes/test_refusals.py
+    test_incompatible_settings_are_refused: learners.state
+recipes/test_warm_start.py
+    test_a_run_starts_with_another_run_s_weights_and_resumes_without_it: init_from
+recipes/test_cudagraphs.py
+    test_the_setting_records_searches_and_gradients: cudagraphs
+"""
+EFFECTS = """
+image shapes: model.num_channels=6 model.num_res_blocks=2 model.downsample=True model.flatten=True
+vector shapes: model.latent_state_dim=24 model.res_connection=False model.latent_norm=SimNorm
+    model.lstm_hidden_size=12 model.head_hidden_channels=(8,8) model.evolvable_heads=True
+    model.reward_support_range=(-4.0,5.0,1.0) model.value_support_range=(-9.0,11.0,1.0)
+    model.norm_type=BN model.projection_norm_type=LN model.action_encoding=not_one_hot
+    model.proj_hid=9 model.pred_hid=9 optimizer.name=adamw env.id=Acrobot-v1 env.frame_stack=2
+forms shapes: model.max_head_layers=2 model.max_head_nodes=24
+vector gradient: model.state_norm=True model.activation=gelu precision=bfloat16
+    loss.policy_weight=0.5 loss.value_weight=0.5 loss.value_prefix_weight=0.5
+    loss.consistency_weight=1.0 loss.entropy_weight=0.1 loss.gradient_scale=1.0
+box shapes: model.sigma_type=fixed model.gaussian_head=reparameterization
+fixed act: model.fixed_sigma=0.4
+vector drawn: loss.unroll_steps=2 targets.n_step=2 replay.capacity=48 replay.batch_size=7
+    replay.alpha=0.0 replay.beta=0.9 collect.updates_per_env_step=0.5
+vector targets: loss.lstm_horizon=3 loss.absorb=() targets.discount=0.9 targets.bootstrap=search
+    targets.reanalyze_ratio=0.5 targets.reanalyze_noise=False targets.correct_horizon=False
+    targets.horizon_fraction=0.1
+image targets: loss.augmentation=('shift',)
+vector step: targets.target_interval=2 optimizer.learning_rate=0.04 optimizer.momentum=0.5
+    optimizer.weight_decay=0.1 optimizer.max_grad_norm=0.25 optimizer.warmup_fraction=0.3
+    optimizer.decay_updates=4 optimizer.decay_rate=0.5 collect.num_env_steps=96
+    collect.extra_updates=2
+vector act: search.policy=gumbel search.num_simulations=5 search.dirichlet_alpha=3.0
+    search.dirichlet_fraction=0.5 search.temperatures=(0.01,0.5) search.temperature_from=(0.0,0.6)
+    evaluate.every_env_steps=40
+gumbel evaluate: search.max_considered=1
+box random: search.num_sampled_actions=4
+vector weights: seed=1
+vector layout: num_threads=2 env.num_envs=5 env.num_workers=2 replay.on_disk=True replay.shards=3
+    actors.ahead=2 actors.weights_every=2
+vector stepped: env.max_episode_steps=5
+atari stepped: env.atari.frame_skip=3 env.atari.noop_max=9 env.atari.episodic_life=False
+    env.atari.sticky=0.5 env.atari.press_fire=False env.atari.max_frames=100
+atari shapes: env.atari.size=84 env.atari.colour=True
+points stepped: env.atari.clip_reward=False
+atari evaluate: env.atari.evaluation_frames=8
+vector random: collect.random_env_steps=48 collect.rollout_length=2
+vector evaluate: evaluate.num_episodes=3 evaluate.num_simulations=5 evaluate.max_steps=6
+vector end: evaluate.target_return=1.0 evaluate.record=gif
+board evaluate: evaluate.opponent=random
+members layout: population.size=1 population.replay=own
+members generation: population.method=truncation population.tournament_size=3
+    population.elitism=False population.eval_loop=2 population.no_mutation=0.0 population.hyper=0.1
+    population.parameters=0.0 population.ranges=('learning_rate=1e-3..0.06',) population.grow=3.0
+    population.shrink=0.4 population.resample=1.0
+halves generation: population.truncation_fraction=0.5
+growing generation: population.activation=0.0 population.architecture=0.0
+    population.new_layer_prob=1.0 population.nodes=(3,)
+noisy act: population.mutation_sd=1.0
+members step: population.spread=5.0
+vector save: checkpoint.every_updates=2 checkpoint.keep=1
+"""
 PROJECTED = ("vector", {"proj_out": 9, "pred_out": 9}, "shapes")
 SETTINGS = {
     **ilql_settings.effects_of(EFFECTS),
     "model.proj_out": PROJECTED,
     "model.pred_out": PROJECTED,
     **ilql_settings.tested_by(TESTED),
-    **ilql_settings.OF_BOTH,
+    **ilql_settings.tested_by(ilql_settings.OF_BOTH),
 }
 TABLES = {"efficientzero": SETTINGS, "ilql": ilql_settings.SETTINGS}
 SLOW = ("atari", "points", "halves", "noisy", "members", "growing", "image", "stack", "planned")
