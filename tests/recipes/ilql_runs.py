@@ -17,14 +17,11 @@ NUM_TOKENS = 18  # of the language models' tokenizer: twelve, and six special on
 
 def write_chats(path, numbers=range(24)):
     """Write dialogues of one question and one answer with reward 0, 1 or 2."""
-    rows = [
-        {
-            "utterances": [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)],
-            "rewards": [None, float(n % 3)],
-        }
-        for n in numbers
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = []
+    for n in numbers:
+        utterances = [f"say {n % 10}", f"{n % 7} " * (n % 4 + 1)]
+        lines.append(json.dumps({"utterances": utterances, "rewards": [None, float(n % 3)]}))
+    path.write_text("".join(f"{line}\n" for line in lines))
     return str(path)
 
 

@@ -128,27 +128,19 @@ class RunResult(NamedTuple):
 
 
 def results_of(folder):
-    found = Checkpoints(folder / "checkpoints").newest(print)
-    code = hashlib.sha256()
+    checkpoints = Checkpoints(folder / "checkpoints")
+    found, code = checkpoints.newest(print), hashlib.sha256()
     for name in sorted(found.folder.files):
         if name.startswith(("state", "replay")):
             part = name.removesuffix(".safetensors")
             for key, value in sorted(found.tensors(part).items(True, True), key=str):
                 code.update(str((part, key)).encode() + value.contiguous().numpy().tobytes())
-    files = [
-        path for kind in ("dialogues", "episodes", "trees") for path in folder.glob(f"{kind}/*")
-    ]
+    kinds, available = ("dialogues", "episodes", "trees"), checkpoints.available()
     return RunResult(
-        found.update,
-        found.extras["evaluate"],
-        code.hexdigest(),
-        rows(folder, "evaluate", "generation"),
-        rows(folder, "episode"),
-        {
-            checkpoint.update: checkpoint.score
-            for checkpoint in Checkpoints(folder / "checkpoints").available()
-        },
-        {path.name: path.read_bytes() for path in files},
+        *(found.update, found.extras["evaluate"], code.hexdigest()),
+        *(rows(folder, "evaluate", "generation"), rows(folder, "episode")),
+        {checkpoint.update: checkpoint.score for checkpoint in available},
+        {path.name: path.read_bytes() for kind in kinds for path in folder.glob(f"{kind}/*")},
     )
 
 

@@ -156,12 +156,9 @@ def chats(tmp_path):
 
 
 def of_chats(chats, **changes) -> ILQLRun:
-    defaults = {
-        "task": "data",
-        "data": DialogueDataConfig(files=chats, held_out=0.2),
-        "evaluate": ILQLEvaluateConfig(every_updates=5, num_episodes=7, batch_size=3),
-    }
-    return with_sizes(brief(**{**defaults, **changes}))
+    evaluate = ILQLEvaluateConfig(every_updates=5, num_episodes=7, batch_size=3)
+    data = DialogueDataConfig(files=chats, held_out=0.2)
+    return with_sizes(brief(**{"task": "data", "data": data, "evaluate": evaluate, **changes}))
 
 
 def test_runs_on_files_hold_out_rows_and_refuse_changed_files(chats, tmp_path):

@@ -40,9 +40,7 @@ def row(*values, fast=False):
             return ",".join(f"{k.replace('__', '.')}={v}" for k, v in value.items()) or "here"
         return getattr(value, "__name__", str(value))
 
-    names = [
-        describe(value) for value in values if not hasattr(value, "seed")
-    ]  # a config is too long
+    names = [describe(v) for v in values if not hasattr(v, "seed")]  # a config is too long
     marks = [] if fast else [pytest.mark.slow, pytest.mark.timeout(600)]
     return pytest.param(*values, id="-".join(names)[:150], marks=marks)
 
@@ -91,16 +89,13 @@ def test_a_run_is_the_same_in_any_layout(name, settings, in_one_process, tmp_pat
 @pytest.mark.slow
 def test_other_settings_give_other_runs(in_one_process):
     """Shows that the comparisons above can fail."""
-    codes = {
-        name: in_one_process(name).code
-        for name in ("act", "act ahead", "batches", "shards", "two halves")
-    }
-    assert len(set(codes.values())) == len(codes)
+    names = ("act", "act ahead", "batches", "shards", "two halves")
+    assert len({in_one_process(name).code for name in names}) == len(names)
 
 
-def chaos(lost, wasted=None):
+def chaos(lost):
     def make(seed):
-        return ChaosEngine(seed, lost=lost, wasted=lost if wasted is None else wasted)
+        return ChaosEngine(seed, lost=lost, wasted=lost)
 
     make.__name__ = f"chaos {lost}"
     return make
@@ -268,13 +263,11 @@ def test_a_longer_run_is_the_same_with_any_number_of_actors(ahead, tmp_path):
 
 # --------------------------------------------------------------------------- any environment
 
+TWO_SHARDS = {"env__num_envs": 2, "replay__shards": 2, "reanalyzers__ahead": 3}
 KINDS = {  # changed settings, and the layout
     "actors": ({}, layout(actors=0)),
     "batches ahead": ({"reanalyzers__ahead": 3}, layout(reanalyzers=2)),
-    "shards": (
-        {"env__num_envs": 2, "replay__shards": 2, "reanalyzers__ahead": 3},
-        layout(reanalyzers=2),
-    ),
+    "shards": (TWO_SHARDS, layout(reanalyzers=2)),
     "evaluators": ({"evaluate__record": "gif"}, layout(evaluators=1)),
 }
 
@@ -283,10 +276,9 @@ KINDS = {  # changed settings, and the layout
 @pytest.mark.parametrize(
     ("base", "kind"),
     [
-        *(("box", kind) for kind in ("actors", "batches ahead", "shards")),
-        *(("board", kind) for kind in ("actors", "batches ahead", "evaluators")),
-        ("gumbel", "batches ahead"),
-        *(("stack", kind) for kind in ("shards", "evaluators")),
+        *(("box", "actors"), ("box", "batches ahead"), ("box", "shards")),
+        *(("board", "actors"), ("board", "batches ahead"), ("board", "evaluators")),
+        *(("gumbel", "batches ahead"), ("stack", "shards"), ("stack", "evaluators")),
     ],
 )
 def test_every_kind_of_environment_runs_in_workers(base, kind, tmp_path):
@@ -308,11 +300,8 @@ def test_every_kind_of_environment_runs_in_workers(base, kind, tmp_path):
         assert results_of(tmp_path / "run") == expected
 
 
-TWO = with_all(
-    SMOKE,
-    population=PopulationConfig(size=2, ranges=("learning_rate=1e-4..1",)),
-    collect__num_env_steps=160,
-)
+PAIR = PopulationConfig(size=2, ranges=("learning_rate=1e-4..1",))
+TWO = with_all(SMOKE, population=PAIR, collect__num_env_steps=160)
 TWICE = [  # runs in two layouts, none of which is one process
     row("members play", TWO, {}, layout(actors=4)),
     row("replays", RUNS["members with replays"], layout(members=1), layout(members=2, actors=2)),
@@ -357,12 +346,9 @@ def test_evaluations_joined_later_belong_to_the_evaluated_update(in_one_process)
     """Rows and the best checkpoint, also where a score arrives later."""
     now, late = in_one_process("evaluate"), in_one_process("evaluate later")
     assert len(now.rows) > 2 and now.rows == late.rows
-    best = {
-        (v, u)
-        for found in (now, late)
-        for u, v in found.scores.items()
-        if v == max(filter(None, found.scores.values()))
-    }
+    largest = [max(filter(None, found.scores.values())) for found in (now, late)]
+    scores = {(v, u) for found in (now, late) for u, v in found.scores.items()}
+    best = {score for score in scores if score[0] in largest}
     by_update = {row["update"]: row["mean_return"] for row in late.rows}
     assert best == {(max(by_update.values()), min(by_update))}
     assert len({*by_update.values()}) == len(by_update)

@@ -22,12 +22,7 @@ def dqn():
 
 
 def short(dqn, **changes):
-    defaults = {
-        "num_env_steps": 240,
-        "random_env_steps": 160,
-        "evaluate_every": 120,
-        "batch_size": 16,
-    }
+    defaults = dict(num_env_steps=240, random_env_steps=160, evaluate_every=120, batch_size=16)
     return dqn.config(**{**defaults, **changes})
 
 

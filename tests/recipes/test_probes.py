@@ -14,13 +14,8 @@ from tests.recipes.runs import Quiet, with_all
 
 GAMMA = 0.5
 # Rewards of the best action, in each of the states of `probe_values`.
-REWARDS = {
-    "probe/value": [1.0],
-    "probe/observation": [-1.0, 1.0],
-    "probe/delay": [0.0, 1.0],
-    "probe/action": [1.0],
-    "probe/policy": [1.0, 1.0],
-}
+REWARDS = dict(value=[1.0], observation=[-1.0, 1.0], delay=[0.0, 1.0], action=[1.0])
+REWARDS["policy"] = [1.0, 1.0]
 NEVER = 10**9
 
 
@@ -90,11 +85,16 @@ def test_values_rewards_and_actions_of_the_probes_are_learned(name, tmp_path):
     state, best = states(known.observation), known.best_action
     assert_near(agent.planner.values(known.observation), known.value)
     reward, following = predict(agent, state, best.clamp_min(0))
-    assert_near(reward, REWARDS[name])
-    assert_near(following, (known.value - torch.tensor(REWARDS[name])) / GAMMA)
+    rewards = torch.tensor(REWARDS[name.removeprefix("probe/")])
+    assert_near(reward, rewards)
+    assert_near(following, (known.value - rewards) / GAMMA)
     prior, found = agent.planner.root(state).prior_logits, agent.act(state)
     for choice in (prior.argmax(-1), found["action"], found["policy"].argmax(-1)):
         assert torch.where(best < 0, best, choice).equal(best)
+
+
+def ending(reward, ends):
+    return dict(reward=reward, terminated=torch.tensor(ends), truncated=torch.tensor(False))
 
 
 class Endless:
@@ -110,12 +110,7 @@ class Endless:
         return torch.tensor(1.0)
 
     def step(self, action):
-        return TensorDict(
-            observation=torch.ones(1),
-            reward=self.reward(action),
-            terminated=torch.tensor(self.ends),
-            truncated=torch.tensor(False),
-        )
+        return TensorDict(observation=torch.ones(1), **ending(self.reward(action), self.ends))
 
     def render(self):
         return None
@@ -183,13 +178,7 @@ class Duel(Endless):
         reward, ended = self.position, self.mover == 1
         if not ended:
             self.position, self.mover = (1.0 if int(action) else -1.0), 1
-        return self.state().update(
-            {
-                "reward": torch.tensor(reward),
-                "terminated": torch.tensor(ended),
-                "truncated": torch.tensor(False),
-            }
-        )
+        return self.state().update(ending(torch.tensor(reward), ended))
 
 
 @pytest.mark.slow

@@ -29,13 +29,8 @@ def games(num, envs=1):
     """Games of one step each, so that all of them can be drawn."""
     yes = torch.ones(num, envs, dtype=torch.bool)
     observation = torch.zeros(num, envs, 1)
-    return TensorDict(
-        observation=observation,
-        terminated=yes,
-        truncated=~yes,
-        next=TensorDict(observation=observation, batch_size=[num, envs]),
-        batch_size=[num, envs],
-    )
+    state = {"observation": observation, "terminated": yes, "truncated": ~yes}
+    return TensorDict({**state, "next": {"observation": observation}}, [num, envs])
 
 
 @pytest.mark.parametrize("case", IMPORTANCE["cases"])

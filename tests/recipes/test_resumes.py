@@ -19,7 +19,6 @@ from tests.processes import RAFFIA, environment
 from tests.recipes.ilql_runs import brief
 from tests.recipes.runs import Quiet, last_state, of_time, rows, same, short, terminate, with_all
 from tests.recipes.test_population_runs import (
-    POPULATION,
     RUN,
     SIZES,
     efficientzero_config,
@@ -32,10 +31,8 @@ from tests.train.test_events import points
 
 def scalars(folder):
     (path,) = folder.glob("events.out.tfevents.*")
-    scalars_of_rows = [(*name.split("/"), step, value) for name, step, value, _ in points(path)]
-    return [
-        row for row in scalars_of_rows if row[0] not in ("start", "resume") and not of_time(row[1])
-    ]
+    found = [(*name.split("/"), step, value) for name, step, value, _ in points(path)]
+    return [row for row in found if row[0] not in ("start", "resume") and not of_time(row[1])]
 
 
 def assert_same_run(expected, other, *kinds):
@@ -57,26 +54,18 @@ def assert_same_run(expected, other, *kinds):
 
 def collecting(num_env_steps, every_updates):
     """Priorities, reanalyze, a stack of frames, evaluations."""
-    return with_all(
-        short(num_env_steps),
-        checkpoint__every_updates=every_updates,
-        evaluate__every_env_steps=max(40, num_env_steps // 8),
-    )
+    evaluations = dict(evaluate__every_env_steps=max(40, num_env_steps // 8))
+    return with_all(short(num_env_steps), checkpoint__every_updates=every_updates, **evaluations)
 
 
 def twelve():
     """12 updates, evaluated after 3 and at the end, saved after 7 and at the end."""
-    return with_all(
-        short(num_env_steps=88),
-        loss__unroll_steps=5,
-        targets__n_step=5,
-        collect__updates_per_env_step=0.25,
-        collect__rollout_length=1,
-    )
+    config = with_all(short(num_env_steps=88), loss__unroll_steps=5, targets__n_step=5)
+    return with_all(config, collect__updates_per_env_step=0.25, collect__rollout_length=1)
 
 
-def sizes(run):
-    return with_all(run, population=replace(run.population, **SIZES))
+def sizes(run, **changes):
+    return with_all(run, population=replace(run.population, **SIZES), **changes)
 
 
 CONFIGS = {
@@ -84,15 +73,13 @@ CONFIGS = {
     "efficientzero twelve": twelve,
     "efficientzero in members": efficientzero_config,
     "efficientzero in members with replays": lambda: efficientzero_config(replay="own"),
-    "efficientzero in members of sizes with replays": lambda: with_all(
-        sizes(efficientzero_config(replay="own")), replay__batch_size=8
+    "efficientzero in members of sizes with replays": lambda: sizes(
+        efficientzero_config(replay="own"), replay__batch_size=8
     ),
     "efficientzero in members of forms": efficientzero_forms,
     "ilql": brief,
     "ilql in members": lambda: RUN,
-    "ilql in members of sizes": lambda: replace(
-        RUN, population=replace(POPULATION, **SIZES), batch_size=8
-    ),
+    "ilql in members of sizes": lambda: sizes(RUN, batch_size=8),
     "ilql in members of forms of trunks": lambda: ilql_forms(target="trunk"),
 }
 
@@ -202,32 +189,21 @@ def on_disk(*size):
 
 
 def of_two_players(*size):
-    return with_all(
-        collecting(*size),
-        env=replace(PRESETS["tictactoe"].env, num_envs=4),
-        targets__discount=1.0,
-        targets__n_step=9,
-        targets__correct_horizon=False,
-        evaluate__num_episodes=4,
-        evaluate__max_steps=9,
-    )
+    board = with_all(collecting(*size), env=replace(PRESETS["tictactoe"].env, num_envs=4))
+    board = with_all(board, evaluate__num_episodes=4, evaluate__max_steps=9)
+    return with_all(board, targets=dict(discount=1.0, n_step=9, correct_horizon=False))
 
 
 def with_sampled_actions(*size):
     swing = PRESETS["pendulum"]
-    return with_all(
-        collecting(*size),
-        env=replace(swing.env, num_envs=4, frame_stack=2),
-        search=replace(swing.search, num_simulations=4, num_sampled_actions=5),
-    )
+    search = replace(swing.search, num_simulations=4, num_sampled_actions=5)
+    env = replace(swing.env, num_envs=4, frame_stack=2)
+    return with_all(collecting(*size), env=env, search=search)
 
 
 def on_dialogues(num_updates, every_updates):
-    return with_all(
-        brief(num_updates=num_updates),
-        checkpoint__every_updates=every_updates,
-        evaluate__every_updates=9,
-    )
+    changes = dict(checkpoint__every_updates=every_updates, evaluate__every_updates=9)
+    return with_all(brief(num_updates=num_updates), **changes)
 
 
 def newest_update(checkpoints):
@@ -373,7 +349,5 @@ def test_evaluations_may_become_rarer_or_more_frequent(tmp_path):
     efficientzero.resume(folder, config=often, view=Quiet({8: terminate}))
     rare = with_all(config, evaluate__every_env_steps=40)
     efficientzero.resume(folder, config=rare, view=Quiet())
-    assert [row["env_step"] for row in rows(folder, "evaluate")] == [
-        *(52, 60, 64, 68),  # the one at 72 was interrupted, and is not due any more
-        *(80, 88),
-    ]
+    # The one at 72 was interrupted, and is not due any more.
+    assert [row["env_step"] for row in rows(folder, "evaluate")] == [52, 60, 64, 68, 80, 88]

@@ -332,16 +332,11 @@ class Raises(ValueProbe):
 
 
 def fail(folder, every_updates):
-    config = with_all(
-        short(100),
-        env__frame_stack=1,
-        checkpoint__every_updates=every_updates,
-        evaluate__every_env_steps=10_000,
-        collect__rollout_length=3,
-    )
+    config = with_all(short(100), env__frame_stack=1, collect__rollout_length=3)
+    often = dict(checkpoint__every_updates=every_updates, evaluate__every_env_steps=10_000)
     Raises.steps = 0
     with pytest.raises(KeyError, match="no piece stands there") as caught:
-        train(config, folder, make_env=env_factory(Raises), view=Quiet())
+        train(with_all(config, **often), folder, make_env=env_factory(Raises), view=Quiet())
     return caught.value
 
 
@@ -378,8 +373,6 @@ def test_a_run_with_a_failing_environment_is_saved_after_its_last_update(tmp_pat
     Raises.steps = -10_000
     train(config, tmp_path / "straight", make_env=env_factory(Raises), view=Quiet())
     assert rows(tmp_path / "run") == rows(tmp_path / "straight")
-    (found, tensors), (expected_checkpoint, expected) = map(
-        last_state, (tmp_path / "run", tmp_path / "straight")
-    )
-    assert found.update == expected_checkpoint.update
+    (one, tensors), (other, expected) = map(last_state, (tmp_path / "run", tmp_path / "straight"))
+    assert one.update == other.update
     assert all(same(tensors[name], expected[name]) for name in expected)

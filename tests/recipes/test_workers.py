@@ -509,11 +509,8 @@ def test_workers_are_sent_row_numbers_and_new_steps(tmp_path, monkeypatch):
     assert len(tasks) == 80 and all("frame_rows" in names for names in tasks)
     assert not any("observation" in names for names in tasks)
     for worker in range(2):
-        spans = [
-            (int(new["first"]), int(new["first"]) + len(new["rows"]))
-            for index, name, new in sent
-            if (index, name) == (worker, str(worker))
-        ]
+        new = [new for index, name, new in sent if (index, name) == (worker, str(worker))]
+        spans = [(int(each["first"]), int(each["first"]) + len(each["rows"])) for each in new]
         assert all(stop == first for (_, stop), (first, _) in pairwise(spans))
         assert len({index for index, name, _ in sent if name == str(worker)}) == 1
         assert spans[-1][1] > 75  # more than the ring has

@@ -192,16 +192,9 @@ def ilql_timeline(config, folder, against=None):
 def _layout_of(run):
     """Properties of a run that do not show in its learning."""
     env, storage = run.env, run.steps.buffers[0].storage
-    return (
-        torch.get_num_threads(),
-        run.config.device,
-        type(run.learner).__name__,
-        type(env).__name__,
-        len(getattr(env, "_workers", [])),
-        env.num_envs,
-        type(storage).__name__,
-        len(run.steps.buffers),
-    )
+    kinds = [type(each).__name__ for each in (run.learner, env, storage)]
+    nums = len(getattr(env, "_workers", [])), env.num_envs, len(run.steps.buffers)
+    return torch.get_num_threads(), run.config.device, kinds, nums
 
 
 def _learner(learner, note):
