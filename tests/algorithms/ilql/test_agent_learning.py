@@ -71,6 +71,17 @@ def test_saved_and_cloned_agents_continue_bit_for_bit(tmp_path, kind):
         assert same(tensors_of(again), tensors_of(agent))
 
 
+def test_loaded_tensors_have_memory_of_their_own(tmp_path):
+    """Within a file's memory they are not aligned, by which sums differ in the last bit."""
+    agent = small_agent()
+    agent.learn(), agent.save_checkpoint(tmp_path)
+    again = ILQL.from_checkpoint(tmp_path)
+    tensors = [*again.parameters(), *again.buffers()]
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in (*agent.parameters(), *tensors))
+    sizes = [tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors]
+    assert all(sizes)
+
+
 def test_a_checkpoint_is_safetensors_and_json_and_has_no_data(tmp_path):
     agent = small_agent(index=3, mutation="tau", net={"max_layers": 4}).eval()
     agent.fitness = [1.0, 2.5]

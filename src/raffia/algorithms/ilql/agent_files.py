@@ -85,7 +85,8 @@ def load_agent(agent: AgentNetworks, path: Path) -> None:
             "trunk=HFTrunk.from_folder(folder))"
         )
     for name, tensor in mine.items():
-        tensor.data = tensors[name].to(device)
+        # A copy: within the file's memory tensors are not aligned, and sums differ in the last bit.
+        tensor.data = tensors[name].to(device, copy=True)
     agent.install(networks.model, networks.target, config)
     agent.opt = None if opt is None else opt.apply(lambda leaf: leaf.to(device))
     for name in NUMBERS:
