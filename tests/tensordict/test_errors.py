@@ -8,7 +8,15 @@ import re
 import pytest
 import torch
 
-from raffia import LazyStackedTensorDict, TensorDict, lazy_stack, unravel_key
+from raffia import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictParams,
+    dense_stack_tds,
+    lazy_stack,
+    pad_sequence,
+    unravel_key,
+)
 
 B, T, A = 2, 3, 5
 ONES, THREE = torch.ones(B, T), torch.ones(T)
@@ -319,3 +327,188 @@ def test_a_failed_setter_leaves_the_children_unchanged():
 def test_attributes_have_no_getattr_hook():
     """With a `__getattr__` each read of an attribute, found or not, takes a third longer."""
     assert not hasattr(TensorDict, "__getattr__")
+
+
+# ------------------------------------------------------------------ texts that programs look for
+
+
+def lazy():
+    return lazy_stack(list(make().unbind(0)), 0)
+
+
+def rows_of():
+    return make()._get_sub_tensordict(0)
+
+
+LOCKED_TEXT = "Cannot modify locked TensorDict. For in-place modification"
+CLASHING = {"a": {"b": 1}, "a.b": 2}
+INCOMPATIBLE = (
+    "the Tensor observation has shape torch.Size([2, 3, 5]) which is incompatible with the "
+    "batch-size torch.Size([2, 4])."
+)
+# a call, and how the error of PyTorch's tensordict begins, which its users match
+TEXTS = {
+    "locked": (lambda: make(lock=True).set("z", ONES), LOCKED_TEXT),
+    "locked stack": (lambda: lazy().lock_().set("z", ONES), LOCKED_TEXT),
+    "unlock an entry": (
+        lambda: (td := make(lock=True))["next"].unlock_() or td,
+        "Cannot unlock a tensordict that is part of a locked graph. Unlock the root tensordict",
+    ),
+    "lock rows": (lambda: rows_of().lock_(), "Cannot lock a"),
+    "map rows": (
+        lambda: rows_of().memmap_(),
+        "Converting a sub-tensordict values to memmap cannot be done",
+    ),
+    "share rows": (
+        lambda: rows_of().share_memory_(),
+        "Casting a sub-tensordict values to shared memory cannot be done",
+    ),
+    "detach rows": (
+        lambda: rows_of().detach_(),
+        "Detaching a sub-tensordict in-place cannot be done",
+    ),
+    "name rows": (
+        lambda: setattr(rows_of(), "names", ["x"]),
+        "Names of a subtensordict cannot be modified",
+    ),
+    "batch size of rows": (
+        lambda: setattr(rows_of(), "batch_size", []),
+        "Modifying the batch size of a lazy representation of a tensordict is not permitted",
+    ),
+    "batch size": (lambda: setattr(make(), "batch_size", [B, 4]), INCOMPATIBLE),
+    "device": (
+        lambda: setattr(make(), "device", "cpu"),
+        "device cannot be set using tensordict.device = device",
+    ),
+    "too few names": (
+        lambda: make(names=["x"]),
+        "the length of the dimension names must equate the tensordict batch_dims attribute. "
+        "Got ['x'] for batch_dims 2",
+    ),
+    "equal names": (
+        lambda: make(names=["x", "x"]),
+        "Some dimension names are non-unique: ['x', 'x'].",
+    ),
+    "refine_names": (
+        lambda: make(names=["x", "y"]).refine_names("z", "y"),
+        "refine_names: cannot coerce TensorDict names ['x', 'y'] with ['z', 'y']",
+    ),
+    "rename": (
+        lambda: make(names=["x", "y"]).rename(z="y"),
+        "Some names to be renamed were not part of the tensordict names",
+    ),
+    "rename nothing": (
+        lambda: make().rename(),
+        "Neither a name map nor a name list was passed",
+    ),
+    "rename in two ways": (
+        lambda: make().rename("x", y="z"),
+        "Passed both a name map and a name list",
+    ),
+    "flatten_keys": (
+        lambda: TensorDict(CLASHING).flatten_keys("."),
+        "Flattening keys in tensordict causes keys 'a.b' to collide",
+    ),
+    "unflatten_keys": (
+        lambda: TensorDict({"a": 1, "a.b": 2}).unflatten_keys("."),
+        "Unflattening key(s) in tensordict will override an existing for unflattened key "
+        "('a', 'b')",
+    ),
+    "rename_key_": (
+        lambda: lazy().rename_key_("action", "next", safe=True),
+        "key next already present in TensorDict",
+    ),
+    "through a leaf": (
+        lambda: make().set(("action", "z"), ONES),
+        "The entry action is already present in tensordict",
+    ),
+    "state dict": (
+        lambda: make().load_state_dict({"b": ONES}),
+        "Cannot load state-dict because the key sets don't match",
+    ),
+    "truth": (
+        lambda: bool(make()),
+        "Converting a tensordict to boolean value is not permitted",
+    ),
+    "all": (
+        lambda: make().all(dim=2),
+        "dim must be greater than or equal to -tensordict.batch_dims and smaller than "
+        "tensordict.batch_dims",
+    ),
+    "split nothing": (
+        lambda: make().split([], 0),
+        "Insufficient number of elements in split_size",
+    ),
+    "split by text": (
+        lambda: make().split("1", 0),
+        "split(): argument 'split_size' must be int or list of ints",
+    ),
+    "split backwards": (
+        lambda: make().split([3, -1], 0),
+        "split_with_sizes expects split_sizes have only non-negative entries",
+    ),
+    "repeat": (
+        lambda: make().repeat(2),
+        "The number of repeat elements must match the number of dimensions of the tensordict",
+    ),
+    "gather": (
+        lambda: make().gather(2, torch.zeros(1, 1, dtype=torch.int64)),
+        "Cannot gather tensordict with shape torch.Size([2, 3]) along dim 2",
+    ),
+    "flatten": (
+        lambda: make().flatten(1, 0),
+        "The end dimension must be greater or equal to the start dim",
+    ),
+    "stack": (
+        lambda: torch.stack([make(), make()], 3),
+        "Dimension out of range (expected to be in range of [-3, 2], but got 3)",
+    ),
+    "lazy_stack": (
+        lambda: lazy_stack([make(), make()], 3),
+        "Stack dim 3 is too big for batch size",
+    ),
+    "where": (
+        lambda: make().where(ONES > 0, make().exclude("action")),
+        "Key action not found and no pad value provided",
+    ),
+    "map": (
+        lambda: make().map(torch.neg, chunksize=1, num_chunks=2),
+        "ither chunksize or num_chunks must be provided, but not both",
+    ),
+    "source": (
+        lambda: TensorDict("a", []),
+        "A TensorDict source is expected to be a TensorDictBase sub-type or a Mapping",
+    ),
+    "pad_sequence": (lambda: pad_sequence([]), "list_of_tensordicts cannot be empty"),
+    "dense_stack_tds": (
+        lambda: dense_stack_tds([make(), make()]),
+        "If a list of tensordicts is provided, stack_dim must not be None",
+    ),
+    "share a mapped one": (
+        lambda: make().memmap_().share_memory_(),
+        "memmap and shared memory are mutually exclusive features",
+    ),
+    "map a shared one": (
+        lambda: make().share_memory_().memmap_(),
+        "memmap and shared memory are mutually exclusive features",
+    ),
+    "make_memmap": (
+        lambda: make().make_memmap("z", shape=[B, T], dtype=torch.float32),
+        "Can only make a memmap tensor within a memory-mapped tensordict",
+    ),
+    "saved_path": (
+        lambda: make().saved_path,
+        "The tensordict has no saved path (memmap=False, path=None)",
+    ),
+    "map parameters": (
+        lambda: TensorDictParams(TensorDict(a=ONES)).memmap_(),
+        "Cannot build a memmap TensorDict in-place",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_texts_that_programs_for_tensordict_match(what):
+    call, text = TEXTS[what]
+    with pytest.raises(Exception, match=re.escape(text)):
+        call()

@@ -235,7 +235,8 @@ class TensorDictModuleBase(nn.Module):
             )
             raise OutKeyNotFoundError(
                 f"Can't select non existent key{'s' * (len(unknown) > 1)}: "
-                f"{', '.join(map(repr, unknown))}. The module writes {written}{hint}"
+                f"{', '.join(map(repr, unknown))}. All keys in selected_out_keys must be in "
+                f"out_keys, which are {written}{hint}"
             )
         return selected
 

@@ -306,5 +306,6 @@ def missing_inputs(module: str, keys: list[NestedKey], tensordict: Any) -> str:
     hints = [f"{key!r}{nearest_key(key, there)}" for key in keys]
     return (
         "Some tensors that are necessary for the module call were not found in the input: "
-        f"{module} reads {', '.join(hints)} (None was passed for it). The entries are {there}"
+        f"{module} reads {', '.join(hints)}; the following inputs are None: "
+        f"{{{', '.join(map(repr, keys))}}}. The entries are {there}"
     )

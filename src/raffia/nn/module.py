@@ -90,7 +90,7 @@ class TensorDictModule(TensorDictModuleBase):
         super().__init__()
         if inspect.isclass(module) or not callable(module) and method is None:
             raise ValueError(
-                f"module {module!r} is not callable: give an nn.Module (an instance, not a class) "
+                f"Module {module!r} is not callable: give an nn.Module (an instance, not a class) "
                 "or a function; to call one of its methods, name it: method=..."
             )
         if inplace != "empty" and not any([inplace is value for value in (None, True, False)]):

@@ -427,8 +427,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     @device.setter
     def device(self, value: Any) -> None:
         raise RuntimeError(
-            f"device cannot be assigned: td.to({str(value)!r}) returns the container on another "
-            "device"
+            "device cannot be set using tensordict.device = device: "
+            f"td.to({str(value)!r}) returns the container on another device"
         )
 
     @property
@@ -472,8 +472,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     def __bool__(self) -> bool:
         raise RuntimeError(
-            f"Converting a {type(self).__name__} to a boolean value is not permitted: it is "
-            "ambiguous. Use td.is_empty(), len(td.keys()), or (td == other).all()."
+            "Converting a tensordict to boolean value is not permitted: it is ambiguous. "
+            "Use td.is_empty(), len(td.keys()), or (td == other).all()."
         )
 
     def __copy__(self) -> Self:

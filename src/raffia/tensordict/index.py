@@ -109,8 +109,8 @@ def dims_of(part: Any) -> int:
 def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
     if mask.shape != size:
         raise IndexError(
-            f"the mask has shape {tuple(mask.shape)}, but the dimensions that it indexes have "
-            f"shape {tuple(size)}"
+            f"The shape of the mask {tuple(mask.shape)} does not match the shape {tuple(size)} of "
+            "the dimensions that it indexes"
         )
     return mask.nonzero(as_tuple=True)
 
@@ -421,8 +421,8 @@ def chosen(td: Any, condition: Tensor, other: Any, pad: Any = None) -> Any:
                 continue
             if pad is None:
                 raise KeyError(
-                    f"where: only one of the two containers has {name!r}; pass pad=value to use "
-                    "that value for the other"
+                    f"Key {name} not found and no pad value provided: where(pad=value) uses that "
+                    "value for the container without it"
                 )
             filler = (
                 there._map(lambda leaf: torch.full_like(leaf, pad))
@@ -530,9 +530,7 @@ def gather(
             f"{tuple(td._batch_size)}, but both need the same number of dimensions"
         )
     if not -ndim <= dim < ndim:
-        raise RuntimeError(
-            f"gather: dim {dim} is out of range for batch size {tuple(td._batch_size)}"
-        )
+        raise RuntimeError(f"Cannot gather tensordict with shape {td._batch_size} along dim {dim}.")
     dim = dim % ndim
 
     def rows(leaf: Tensor) -> Tensor:

@@ -123,8 +123,8 @@ class LazyStackedTensorDict(LazyWrites):
         ndim = len(size)
         if not -ndim - 1 <= stack_dim <= ndim:
             raise StackDimError(
-                f"stack dim {stack_dim} is out of range: members of batch size {tuple(size)} can "
-                f"be stacked along dims {-ndim - 1} to {ndim}"
+                f"Stack dim {stack_dim} is too big for batch size {size} of the members: out of "
+                f"range {-ndim - 1} to {ndim}"
             )
         if stack_dim < 0:
             stack_dim += ndim + 1

@@ -416,8 +416,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         self._load_from_state_dict(flat, "", how, strict, missing, unexpected, errors)
         if strict and (missing or unexpected):
             raise RuntimeError(
-                f"the keys of the state dict do not match: missing keys {missing}, unexpected "
-                f"keys {unexpected}; strict=False loads the keys that match"
+                f"Cannot load state-dict because the key sets don't match: missing keys {missing}, "
+                f"unexpected keys {unexpected}; strict=False loads the keys that match"
             )
         if errors:
             raise RuntimeError("; ".join(errors))
@@ -568,7 +568,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     @with_signature_of(TensorDictBase.memmap_)
     def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
-            "memmap_ is not available for parameters: a memory-mapped tensor cannot be a "
+            "Cannot build a memmap TensorDict in-place: a memory-mapped tensor cannot be a "
             "parameter; use params.memmap(...)"
         )
 

@@ -315,7 +315,7 @@ def flatten_keys(
         name = key if key.__class__ is str else text(separator).join(key)
         if name in entries:
             raise KeyError(
-                f"flatten_keys: two entries would be named {name!r}; "
+                f"Flattening keys in tensordict causes keys {name!r} to collide; "
                 f"use another separator than {separator!r}"
             )
         entries[name] = value
@@ -343,6 +343,13 @@ def text(separator: Any) -> str:
     return separator
 
 
+def _overridden(key: tuple[str, ...]) -> KeyError:
+    return KeyError(
+        "Unflattening key(s) in tensordict will override an existing for unflattened key "
+        f"{key if len(key) > 1 else key[0]!r}, which would be an entry and a container"
+    )
+
+
 def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -> Container:
     """A nested container: each name is split at `separator`.
 
@@ -363,9 +370,7 @@ def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -
             elif container and not tree[name].keys() & value.keys():
                 tree[name].update(value._entries())
             else:
-                raise KeyError(
-                    f"unflatten_keys: {name!r} is an entry and would also be a container"
-                )
+                raise _overridden((name,))
             continue
         *path, last = name.split(separator)
         level = tree
@@ -374,13 +379,10 @@ def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -
             if isinstance(below, Node) and not below._is_data():
                 below = level[part] = dict(below._entries())
             if not isinstance(below, dict):
-                raise KeyError(
-                    f"unflatten_keys: {part!r} is an entry and would also be a container, "
-                    f"for {name!r}"
-                )
+                raise _overridden((*path, last))
             level = below
         if last in level:
-            raise KeyError(f"unflatten_keys: {name!r} is already there, as an entry or a container")
+            raise _overridden((*path, last))
         level[last] = value
     entries = built(td, tree)
     if not inplace:

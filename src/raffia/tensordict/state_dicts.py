@@ -105,7 +105,7 @@ def load_state_dict(
     mine_data = {dotted(key): key for key, _ in non_tensor_items(td, True)}
     if strict and flat.keys() != mine.keys():
         raise RuntimeError(
-            "the keys of the state dict and of this container do not match: missing keys "
+            "Cannot load state-dict because the key sets don't match: missing keys "
             f"{sorted(mine.keys() - flat.keys())}, unexpected keys "
             f"{sorted(flat.keys() - mine.keys())}; strict=False loads the keys that match"
         )

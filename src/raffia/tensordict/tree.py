@@ -383,7 +383,7 @@ def map_iter(
     [1, 5]
     """
     if chunksize is not None and num_chunks is not None:
-        raise ValueError("map: pass chunksize or num_chunks, not both")
+        raise ValueError("map: either chunksize or num_chunks must be provided, but not both")
     dim = batch_dim(td, dim)
     rows = td._batch_size[dim]
     if shuffle:
