@@ -15,6 +15,7 @@ from raffia import (
     dense_stack_tds,
     lazy_stack,
     pad_sequence,
+    tensorclass,
     unravel_key,
 )
 
@@ -336,6 +337,11 @@ def lazy():
     return lazy_stack(list(make().unbind(0)), 0)
 
 
+@tensorclass
+class Point:
+    x: torch.Tensor
+
+
 def rows_of():
     return make()._get_sub_tensordict(0)
 
@@ -429,6 +435,18 @@ TEXTS = {
     "truth": (
         lambda: bool(make()),
         "Converting a tensordict to boolean value is not permitted",
+    ),
+    "truth of an instance": (
+        lambda: bool(Point(x=ONES)),
+        "Converting a tensorclass to boolean value is not permitted",
+    ),
+    "device of an instance": (
+        lambda: setattr(Point(x=ONES), "device", "cpu"),
+        "device cannot be set using tensorclass.device = device",
+    ),
+    "rows of an instance": (
+        lambda: Point(x=ONES, batch_size=[B]).__setitem__(0, "a"),
+        "__setitem__ only supports tensorclasses, tensordicts, numeric scalars and tensors. Got",
     ),
     "all": (
         lambda: make().all(dim=2),

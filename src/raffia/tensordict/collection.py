@@ -53,6 +53,10 @@ _NOT_COPIED = {"_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_
 _NOT_COPIED |= {"_home", "_held", "_mark"}
 
 
+def _noun(td: Any) -> str:
+    return "tensorclass" if isinstance(td, kinds.TensorClass) else "tensordict"
+
+
 class TensorCollection(Construction, Pointwise, Reductions, Node):
     """Everything that a container can do, written over the few members of `Node`.
 
@@ -427,7 +431,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     @device.setter
     def device(self, value: Any) -> None:
         raise RuntimeError(
-            "device cannot be set using tensordict.device = device: "
+            f"device cannot be set using {_noun(self)}.device = device: "
             f"td.to({str(value)!r}) returns the container on another device"
         )
 
@@ -472,7 +476,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     def __bool__(self) -> bool:
         raise RuntimeError(
-            "Converting a tensordict to boolean value is not permitted: it is ambiguous. "
+            f"Converting a {_noun(self)} to boolean value is not permitted: it is ambiguous. "
             "Use td.is_empty(), len(td.keys()), or (td == other).all()."
         )
 

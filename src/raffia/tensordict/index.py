@@ -335,7 +335,7 @@ def iterate(td: Container) -> Iterator[Container]:
     """
     if not td._batch_size:
         raise TypeError(
-            "iteration over a 0-d container; "
+            "iteration over a 0-d tensordict; "
             "td.keys(), td.values() and td.items() go over its entries"
         )
     return iter(td.unbind(0))

@@ -577,8 +577,8 @@ class TensorClass(_Typed):
             self._check_keys(value.keys())
         elif not isinstance(value, (Tensor, bool, int, float, complex, np.ndarray)):
             raise ValueError(
-                "__setitem__ only supports tensorclasses, containers, numbers and tensors, "
-                f"got {type(value).__name__}"
+                "__setitem__ only supports tensorclasses, tensordicts, numeric scalars and "
+                f"tensors. Got {type(value)}"
             )
         self._td[index] = value
 
