@@ -171,7 +171,7 @@ def test_texts_that_the_agent_cannot_read_are_refused(policy):
 def test_lines_end_at_the_end_of_the_file_also_without_a_newline(policy):
     assert talk(policy, "hello", ["oh"]).endswith("agent: oh\nyou: \nGoodbye.\n")
     with pytest.raises(NotImplementedError):
-        Session(io.StringIO("a"), io.StringIO()).run()
+        Session(None, io.StringIO("a"), io.StringIO()).run()
 
 
 # -- the command

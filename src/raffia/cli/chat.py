@@ -144,7 +144,7 @@ def talk(
 
     policy = load_agent(folder, checkpoint, decode=config.decode, seed=seed)
     weight = config.decode.adv_weight if config.decode.shifts else 1.0
-    session: Session
+    session: Session[Chat] | Session[Guessing]
     if config.task == "wordle":
         game = Guessing(policy, make_wordle(config.wordle))
         session = Game(game, sys.stdin, sys.stdout, values=values, weight=weight)

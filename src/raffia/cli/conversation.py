@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TextIO
+from collections.abc import Iterable, Sequence
+from typing import Generic, TextIO, TypeVar
 
 from raffia.cli.style import columns, filled, paint, printable
 from raffia.cli.terminal import Terminal
 from raffia.recipes.ilql.chat import Chat, Guessing, Piece, UnreadableText
 
+Agent = TypeVar("Agent")  # as a session knows it
 MOST_ROWS = 24  # of a table of tokens
 WIDEST_TOKEN = 16
 
@@ -55,17 +56,18 @@ def values_table(pieces: Sequence[Piece], most: int = MOST_ROWS) -> str:
     return f"{table}\n  and {left_out} more with smaller advantages" if left_out else table
 
 
-class Session(Terminal):
+class Session(Terminal, Generic[Agent]):
     """The base of sessions: lines of a person, and an agent that answers.
 
-    Words that begin with / are for the session; what else is typed, for the agent.
+    A word that begins with / is for the session, whose method `do_WORD` does it; what else is
+    typed, for the agent.
 
     >>> import io
     >>> class Echo(Session):
     ...     def on_text(self, line):
     ...         self.print_line(line.upper())
     >>> pieces = io.StringIO()
-    >>> Echo(io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), pieces).run()
+    >>> Echo(None, io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), pieces).run()
     >>> print(pieces.getvalue())
     you: hello
     HELLO
@@ -78,21 +80,32 @@ class Session(Terminal):
     help = "/quit: quit"
 
     def __init__(
-        self, stdin: TextIO, stdout: TextIO, *, values: bool = False, weight: float = 1.0
+        self,
+        agent: Agent,
+        stdin: TextIO,
+        stdout: TextIO,
+        *,
+        values: bool = False,
+        weight: float = 1.0,
     ) -> None:
         """values: whether to show values; weight: factor of the advantage, see `shade`."""
         super().__init__(stdin, stdout)
-        self._values, self._weight = values, weight
-        self.commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: self.print_line(self.help),
-            "/quit": lambda _: self.leave(),
-        }
+        self.agent, self._values, self._weight = agent, values, weight
+
+    def do_help(self, text: str) -> None:
+        """/help lists the words of the session."""
+        self.print_line(self.help)
+
+    def do_quit(self, text: str) -> None:
+        """/quit ends the session."""
+        self.leave()
 
     def on_line(self, line: str) -> None:
         """Do what a word of the session asks for; hand on any other line."""
         word, _, rest = line.partition(" ")
-        if word.lower() in self.commands:
-            self.commands[word.lower()](rest.strip())
+        command = getattr(self, f"do_{word[1:].lower()}", None) if word[:1] == "/" else None
+        if command is not None:
+            command(rest.strip())
         elif word.startswith("/") and not word.startswith("//"):
             self.print_line(
                 f"There is no command {word}; /help lists them. To send it as text: /{word}"
@@ -108,7 +121,7 @@ class Session(Terminal):
         """Show a line that belongs to neither side.
 
         >>> import sys
-        >>> Session(sys.stdin, sys.stdout).remark("cut")
+        >>> Session(None, sys.stdin, sys.stdout).remark("cut")
         (cut)
         """
         self.print_line(paint(f"({text})", "dim", self._stdout))
@@ -131,7 +144,7 @@ class Session(Terminal):
             self.print_line(values_table(pieces))
 
 
-class Conversation(Session):
+class Conversation(Session[Chat]):
     """A conversation with an agent that has learnt from dialogues.
 
     >>> Conversation.question
@@ -147,24 +160,7 @@ You type for the agent's environment; the agent answers.
   /quit       quit, as do Ctrl-D and Ctrl-C
   //TEXT      send a text that begins with /"""
 
-    def __init__(
-        self,
-        chat: Chat,
-        stdin: TextIO,
-        stdout: TextIO,
-        *,
-        values: bool = False,
-        weight: float = 1.0,
-    ) -> None:
-        super().__init__(stdin, stdout, values=values, weight=weight)
-        self.chat = chat
-        self._forgotten = 0  # tokens whose loss was reported
-        self.commands |= {
-            "/again": lambda _: self._again(),
-            "/go": lambda _: self._answer(),
-            "/add": self._add,
-            "/new": lambda _: self._new(),
-        }
+    _forgotten = 0  # utterances whose loss was reported
 
     def begin(self) -> None:
         """Print what the person needs to know."""
@@ -173,44 +169,48 @@ You type for the agent's environment; the agent answers.
     def on_text(self, line: str) -> None:
         """Send a line, and let the agent answer; nothing for an empty line."""
         if line and self._sent(line):
-            self._answer()
+            self.do_go()
 
-    def _add(self, text: str) -> None:
+    def do_add(self, text: str) -> None:
+        """/add TEXT adds a text that is not answered yet."""
         if text:
             self._sent(text)
 
     def _sent(self, text: str) -> bool:
         try:
-            self.chat.send(text)
+            self.agent.send(text)
         except UnreadableText as error:
             self.remark(f"the agent can't read this: {error}")
             return False
         return True
 
-    def _answer(self) -> None:
-        pieces = self.stream("agent: ", self.chat.answer())
+    def do_go(self, text: str = "") -> None:
+        """/go lets the agent answer."""
+        pieces = self.stream("agent: ", self.agent.answer())
         self.print_line("")
-        if self.chat.cut:
-            self.remark(f"cut here: {self.chat.cut}")
-        if self.chat.num_forgotten > self._forgotten:
-            self._forgotten = self.chat.num_forgotten
+        if self.agent.cut:
+            self.remark(f"cut here: {self.agent.cut}")
+        if self.agent.num_forgotten > self._forgotten:
+            self._forgotten = self.agent.num_forgotten
             dropped = "utterance" if self._forgotten == 1 else f"{self._forgotten} utterances"
             self.remark(
-                f"its context of {self.chat.block_size} tokens is full: it no longer sees the "
+                f"its context of {self.agent.block_size} tokens is full: it no longer sees the "
                 f"first {dropped}; /new starts over"
             )
         self.show_values(pieces)
 
-    def _again(self) -> None:
-        if not self.chat.take_back():
+    def do_again(self, text: str) -> None:
+        """/again replaces the last answer by another one."""
+        if not self.agent.take_back():
             self.remark("there is no answer to repeat")
             return
-        if self.chat.policy.config.num_beams is not None:
+        if self.agent.policy.config.num_beams is not None:
             self.remark("the agent always takes the best token, so this is the same")
-        self._answer()
+        self.do_go()
 
-    def _new(self) -> None:
-        self.chat.utterances.clear()
+    def do_new(self, text: str) -> None:
+        """/new starts over."""
+        self.agent.utterances.clear()
         self._forgotten = 0
         self.remark("starting over")
 
@@ -218,7 +218,7 @@ You type for the agent's environment; the agent answers.
 OF_COLOURS = {"g": "green", "y": "yellow", "b": "dim"}
 
 
-class Game(Session):
+class Game(Session[Guessing]):
     """A session of games, one after the other.
 
     >>> Game.question
@@ -236,28 +236,10 @@ can still type the word later.
   /new     another game
   /quit    quit, as do Ctrl-D and Ctrl-C"""
 
-    def __init__(
-        self,
-        game: Guessing,
-        stdin: TextIO,
-        stdout: TextIO,
-        *,
-        values: bool = False,
-        weight: float = 1.0,
-    ) -> None:
-        super().__init__(stdin, stdout, values=values, weight=weight)
-        self.game = game
-        self.commands |= {
-            "/again": lambda _: self._again(),
-            "/undo": lambda _: self._undo(),
-            "/words": lambda _: self._words(),
-            "/new": lambda _: self._start_over(None),
-        }
-
     def begin(self) -> None:
         """Print what the person needs to know."""
         self.print_line(
-            f"Think of one of the {len(self.game.words)} words that the agent knows (/words lists "
+            f"Think of one of the {len(self.agent.words)} words that the agent knows (/words lists "
             "them, /help says\nmore). Type it, and the agent plays the whole game; or press Enter, "
             "and enter colours for each guess."
         )
@@ -265,7 +247,7 @@ can still type the word later.
     def on_text(self, line: str) -> None:
         """Handle a line: a word, or colours, or neither."""
         word = line.lower()
-        waits = self.game.guess is not None
+        waits = self.agent.guess is not None
         if waits and len(word) == 5 and set(word) <= set("gyb"):
             self._colours(word)
         elif not word and not waits:
@@ -274,7 +256,7 @@ can still type the word later.
         elif len(word) == 5 and word.isascii() and word.isalpha():
             self._word(word)
         elif waits:
-            guess = self.game.guess
+            guess = self.agent.guess
             self.print_line(
                 f"{line!r} is not an answer to {guess}: type five letters of g, y and b, such as "
                 "gybbb, or your word."
@@ -284,18 +266,18 @@ can still type the word later.
 
     def _word(self, word: str) -> None:
         """Set the person's word: at the start, or during a game."""
-        guess = self.game.guess
+        guess = self.agent.guess
         if guess is None:
             self._start_over(word)
         else:
             try:
-                self.game.reveal(word)
+                self.agent.reveal(word)
             except ValueError as error:
                 self.print_line(f"That can't be your word: {error}. /undo takes colours back.")
                 return
-        if word not in self.game.words:
+        if word not in self.agent.words:
             self.remark(
-                f"{word} is not one of the {len(self.game.words)} words that the agent knows, so "
+                f"{word} is not one of the {len(self.agent.words)} words that the agent knows, so "
                 "it is unlikely to guess it"
             )
         if guess is not None:
@@ -304,7 +286,7 @@ can still type the word later.
 
     def _play(self) -> None:
         """Let the agent guess until the person must answer or the game is over."""
-        game = self.game
+        game = self.agent
         while not game.observation.terminal:
             guess = game.guess or self._guess()
             row = game.row_of(guess)
@@ -316,7 +298,7 @@ can still type the word later.
 
     def _guess(self) -> str:
         """Show the next guess."""
-        game = self.game
+        game = self.agent
         pieces = self.stream(f"{len(game.turns) + 1}. ", game.think())
         guess = "".join(piece.text for piece in pieces)
         self._show_colours("", guess)
@@ -327,21 +309,21 @@ can still type the word later.
 
     def _show_colours(self, before: str, guess: str) -> None:
         """End the line of a guess with its colours, if they are known."""
-        row = self.game.row_of(guess)
+        row = self.agent.row_of(guess)
         text = f"{before}{printable(guess)}" if before else ""
         self.print_line(text + (f"  {self._painted(row)}" if row else ""))
 
     def _colours(self, row: str) -> None:
         """The person's answer to the guess that waits."""
-        self.game.answer(row)
-        if not self.game.words_left:
+        self.agent.answer(row)
+        if not self.agent.words_left:
             self.remark(
                 "no word that the agent knows fits all these colours; /undo takes them back"
             )
         self._play()
 
     def _ended(self) -> None:
-        game, number = self.game, len(self.game.turns)
+        game, number = self.agent, len(self.agent.turns)
         if game.observation.won:
             self.print_line(f"Found in {number} guess{'es' if number > 1 else ''}.")
         else:
@@ -352,27 +334,34 @@ can still type the word later.
     def _painted(self, row: str) -> str:
         return "".join(paint(letter, OF_COLOURS[letter], self._stdout) for letter in row)
 
-    def _again(self) -> None:
-        if self.game.guess is not None:
-            self.game.guess = None
+    def do_again(self, text: str) -> None:
+        """/again asks for another guess, or plays the same word again."""
+        if self.agent.guess is not None:
+            self.agent.guess = None
             self._play()
-        elif self.game.secret is not None:
-            self._word(self.game.secret)
+        elif self.agent.secret is not None:
+            self._word(self.agent.secret)
         else:
             self.remark("there is no guess to repeat")
 
-    def _undo(self) -> None:
-        if self.game.secret is not None or not self.game.take_back():
+    def do_undo(self, text: str) -> None:
+        """/undo takes back the last colours."""
+        if self.agent.secret is not None or not self.agent.take_back():
             self.remark("you have no colours to take back")
             return
         self._play()
 
-    def _words(self) -> None:
-        self.print_line(filled(" ".join(self.game.words), 76))
-        if self.game.turns:
-            left = self.game.words_left
+    def do_words(self, text: str) -> None:
+        """/words prints the words that the agent knows."""
+        self.print_line(filled(" ".join(self.agent.words), 76))
+        if self.agent.turns:
+            left = self.agent.words_left
             self.print_line(filled(f"{len(left)} still fit: {' '.join(left)}", 76))
 
+    def do_new(self, text: str) -> None:
+        """/new starts another game."""
+        self._start_over(None)
+
     def _start_over(self, secret: str | None) -> None:
-        self.game = self.game.new_game(secret)
+        self.agent = self.agent.new_game(secret)
         self.question = Game.question
