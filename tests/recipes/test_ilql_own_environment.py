@@ -102,6 +102,7 @@ def test_a_custom_environment_in_training_resuming_and_evaluation(here, capsys):
     output = run("evaluate runs/chats-0 --env echo_env.py:Echo --episodes 5", capsys)
     assert "adv_weight=0" in output and "won" not in output.split("wrote")[0]
     [path] = Path("runs/chats-0/evaluations").iterdir()
+    assert path.name == "update-3-5-episodes-seed-0-echo_env.py-Echo.json"
     record = json.loads(path.read_text())
     assert len(record["decodings"]["decode"]["returns"]) == 5 and "loss" in record["held_out"]
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -139,9 +140,12 @@ def file_name(args: argparse.Namespace, update: int | None) -> str:
     update: of the checkpoint that was found, whatever was asked for.
 
     >>> file_name(
-    ...     argparse.Namespace(episodes=100, seed=3, num_simulations=None, opponent="rule"), 300)
+    ...     argparse.Namespace(
+    ...         episodes=100, seed=3, num_simulations=None, opponent="rule", env=""), 300)
     'update-300-100-episodes-seed-3-rule.json'
     """
     thinks = f"-{args.num_simulations}-simulations" if args.num_simulations else ""
     against = f"-{args.opponent}" if args.opponent else ""
-    return f"update-{update}-{args.episodes}-episodes-seed-{args.seed}{thinks}{against}.json"
+    where = f"-{re.sub(r'[^a-zA-Z0-9_.]+', '-', args.env)}" if args.env else ""
+    more = f"{thinks}{against}{where}"
+    return f"update-{update}-{args.episodes}-episodes-seed-{args.seed}{more}.json"

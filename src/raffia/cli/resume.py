@@ -76,10 +76,10 @@ def resume(words: Sequence[str]) -> int:
 
         return resume_sweep(Path(given), words[1:])
     run = chosen_run(given, "resume")
-    flags, settings = split_own(words[1:], ["--algorithm"])
+    flags, settings = split_own(words[1:], ["--algorithm"], "raffia resume")
     algorithm, before = config_of(run, flags.get("--algorithm", ""))
     commands = commands_of(algorithm)
-    flags, settings = split_own(settings, list(commands.vouched_flags), algorithm.name)
+    flags, settings = split_own(settings, list(commands.vouched_flags), "raffia resume")
     after = from_command_line(
         commands.given(before, flags), settings, prog="raffia resume", description=""
     )

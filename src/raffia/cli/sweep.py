@@ -86,7 +86,7 @@ def sweep(words: Sequence[str]) -> int:
         print("\n\n".join([USAGE, *_help_blocks("an agent"), examples]))
         return 0
     if words and words[0].partition("=")[0] == "--resume":
-        flags, others = split_own(words, ["--resume"])
+        flags, others = split_own(words, ["--resume"], "raffia sweep")
         return resume_sweep(Path(flags["--resume"]), others)
     lists, words = _lists(words)
     asked = Asked.of(words, "sweep", FLAGS, _help_text)
@@ -167,7 +167,7 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     """Continue a sweep: `raffia resume FOLDER`."""
     from raffia.sweep import is_sweep, read_manifest
 
-    flags, others = split_own(words, ["--algorithm", *HOW])
+    flags, others = split_own(words, ["--algorithm", *HOW], "raffia resume")
     if others:
         raise UsageError(
             f"{others[0]} cannot be changed when a sweep is resumed; only {', '.join(HOW)} can",

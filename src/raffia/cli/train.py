@@ -63,7 +63,7 @@ def train(words: Sequence[str]) -> int:
         flags.get("--run"),
         f"{commands.run_name(flags, asked.preset)}-{config.seed}",
         name,
-        *split_own(words[1:], ["--run"], name)[1],
+        *split_own(words[1:], ["--run"], f"raffia train {name}")[1],
     )
 
     print_start(config, folder)
@@ -122,13 +122,14 @@ class Asked:
         commands = commands_of(algorithm)
         if command == "train":  # what is vouched for can be used by this process only
             own = [*own, *commands.vouched_flags]
-        flags, settings = split_own(words, ["--preset", *own, *commands.train_flags], name)
-        flags |= split_own(words, ["--config"], name)[0]
+        prog = f"raffia {command} {name}"
+        flags, settings = split_own(words, ["--preset", *own, *commands.train_flags], prog)
+        flags |= split_own(words, ["--config"], prog)[0]
         preset, config = commands.start_with(flags, words)
         config = from_command_line(
             config,
             settings,
-            prog=f"raffia {command} {name}",
+            prog=prog,
             description=help_text(commands, preset),
         )
         commands.check(config, flags, settings, words)
@@ -155,11 +156,13 @@ def new_folder(given: str | None, name: str, *words: str) -> Path:
 
 
 def split_own(
-    words: Sequence[str], flags: Sequence[str], algorithm: str = "efficientzero"
+    words: Sequence[str], flags: Sequence[str], prog: str
 ) -> tuple[dict[str, str], list[str]]:
     """The values of these flags, and the other words.
 
-    >>> split_own(["--seed", "1", "--run=a"], ["--run"])
+    prog: the command, for the error.
+
+    >>> split_own(["--seed", "1", "--run=a"], ["--run"], "raffia train")
     ({'--run': 'a'}, ['--seed', '1'])
     """
     own, others, rest = {}, [], iter(words)
@@ -168,7 +171,7 @@ def split_own(
         if flag in flags:
             found = value if equals else next(rest, "")
             if not found or found.startswith("--"):
-                raise UsageError(f"{flag} needs a value", f"raffia train {algorithm} --help")
+                raise UsageError(f"{flag} needs a value", f"{prog} --help")
             own[flag] = found
         else:
             others.append(word)
