@@ -8,9 +8,12 @@ from dataclasses import is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 
+import pytest
+
 from raffia.algorithms.efficientzero.config import OptimizerConfig
+from raffia.recipes import efficientzero, ilql
 from raffia.recipes.efficientzero import PRESETS, EfficientZeroRun
-from raffia.train import Checkpoints
+from raffia.train import Checkpoints, RunError
 from raffia.train.view import PlainView
 
 
@@ -85,6 +88,14 @@ def with_all(config, **settings):
     for name, value in settings.items():
         config = changed(config, name.replace("__", "."), value)
     return config
+
+
+def refused(config, folder, words, error=RunError, **options):
+    """A run is refused with these words, and leaves no folder."""
+    module = efficientzero if isinstance(config, EfficientZeroRun) else ilql
+    with pytest.raises(error, match=words):
+        module.train(config, folder / "run", view=Quiet(), **options)
+    assert not (folder / "run").exists(), words
 
 
 def terminate():

@@ -18,7 +18,7 @@ from raffia.recipes.members import Members, best_of
 from raffia.recipes.population_config import PopulationConfig
 from raffia.tensordict import TensorDict
 from raffia.train import Checkpoints
-from tests.recipes.runs import Quiet, last_state, rows, same, short, with_all
+from tests.recipes.runs import Quiet, last_state, refused, rows, same, short, with_all
 
 POPULATION = PopulationConfig(
     size=3, spread=30.0, parameters=0.5, ranges=("learning_rate=1e-6..1", "tau=0.5..0.95")
@@ -118,14 +118,12 @@ def test_a_diverged_member_is_replaced(tmp_path):
 
 def test_invalid_populations_are_refused_before_training(tmp_path):
     narrow = ILQLModelConfig(trunk=RUN.model.trunk, evolvable_heads=True, max_head_nodes=8)
-    for run, message in [
+    for run, words in (
         (with_all(RUN, population__ranges=("learning_rat=1e-6..1",)), "mean 'learning_rate'"),
         (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "starts at 0.001, outs"),
         (replace(RUN, population=PopulationConfig(), model=narrow), "Set max_head_nodes=32 or"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            ilql.train(run, tmp_path / "run", view=Quiet())
-        assert not (tmp_path / "run").exists()
+    ):
+        refused(run, tmp_path, words, ValueError)
 
 
 def test_a_member_decodes_with_its_own_hyperparameters(tmp_path):

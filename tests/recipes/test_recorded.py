@@ -19,7 +19,7 @@ from raffia.train import RunError, TrainingSession
 from tests.marks import slow_among
 from tests.recipes.diary import Diary
 from tests.recipes.layouts import MEMBERS, SHARDS, experiment, layout, trained
-from tests.recipes.runs import Quiet, last_state, rows, same, short, terminate, with_all
+from tests.recipes.runs import Quiet, last_state, refused, rows, same, short, terminate, with_all
 from tests.recipes.timeline import first_difference, timeline
 
 T = 30  # steps of an episode of `write`
@@ -301,9 +301,7 @@ def test_files_that_do_not_fit_are_refused_and_leave_no_folder(
     path = write(tmp_path / "recorded.jsonl", **columns)
     for on_disk in (False, True):
         config = alone(path, replay__on_disk=on_disk, **settings)
-        with pytest.raises((RunError, MalformedDataError), match=message):
-            efficientzero.train(config, tmp_path / "run", view=Quiet())
-        assert not (tmp_path / "run").exists()
+        refused(config, tmp_path, message, (RunError, MalformedDataError))
 
 
 def test_missing_and_empty_files_are_refused(file, tmp_path):
@@ -312,8 +310,8 @@ def test_missing_and_empty_files_are_refused(file, tmp_path):
         ("empty.jsonl", "empty.jsonl: line 1: the file is empty$"),
         ("none.jsonl", "there is no file or folder .*none.jsonl"),
     ):
-        with pytest.raises((RunError, MalformedDataError), match=message):
-            efficientzero.train(alone(file, str(tmp_path / name)), tmp_path / "run")
+        config = alone(file, str(tmp_path / name))
+        refused(config, tmp_path, message, (RunError, MalformedDataError))
 
 
 def test_actions_that_are_out_of_bounds_or_illegal_are_refused():

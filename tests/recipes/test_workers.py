@@ -50,7 +50,7 @@ from tests.recipes.layouts import (
     trained,
     with_engine,
 )
-from tests.recipes.runs import Quiet, changed, rows, with_all
+from tests.recipes.runs import Quiet, changed, refused, rows, with_all
 from tests.recipes.test_ilql_own_environment import ENV
 
 LATE, OPEN = RUNS["evaluate later"], RUNS["shards ahead"]
@@ -181,12 +181,10 @@ def test_custom_envs_and_networks_cannot_run_in_workers(argument, kind, tmp_path
 @pytest.mark.parametrize("kind", ["actors", "reanalyzers", "evaluators"])
 def test_unavailable_devices_and_engines_leave_no_folder(kind, tmp_path, monkeypatch):
     config = with_all(SMOKE, **{f"{kind}__num": 1, f"{kind}__device": "gpu"})
-    with pytest.raises(RunError, match=rf"{kind}.device='gpu' cannot be used: no device"):
-        trained(config, tmp_path / "run")
+    refused(config, tmp_path, rf"{kind}.device='gpu' cannot be used: no device")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'raffia\[scale\]'"):
-        trained(SMOKE, tmp_path / "run", **{f"{kind}__num": 1, "engine__name": "ray"})
-    assert not (tmp_path / "run").exists()
+    on_ray = with_all(SMOKE, **{f"{kind}__num": 1, "engine__name": "ray"})
+    refused(on_ray, tmp_path, r"pip install 'raffia\[scale\]'", ModuleNotFoundError)
 
 
 def test_settings_of_open_batches_cannot_change_at_a_resume(tmp_path):
@@ -203,9 +201,8 @@ def test_environments_that_workers_cannot_import_are_refused(tmp_path):
     (tmp_path / "echo.py").write_text(ENV)
     config = with_all(make_bases(tmp_path)["file"], evaluators__num=1)
     found = imported(f"{tmp_path / 'echo.py'}:Echo")
-    with pytest.raises(ValueError, match="environment that workers can import, not .*<lambda>"):
-        train(config, tmp_path / "run", view=Quiet(), make_env=lambda: found())
-    assert not (tmp_path / "run").exists()
+    words = "environment that workers can import, not .*<lambda>"
+    refused(config, tmp_path, words, ValueError, make_env=lambda: found())
     for module in ("__main__", "of_no_file"):
         kind = type("Made", (), {"__module__": module})
         with pytest.raises(ValueError, match="workers can import, not __main__:Made"):
