@@ -26,14 +26,9 @@ def fixed_draws():
     torch.manual_seed(0)
 
 
-def parameters(batch_size=(B,)):
-    return TensorDict(
-        {
-            "move": {"loc": torch.randn(*batch_size, T), "scale": torch.rand(*batch_size, T) + 0.1},
-            SPEAK: {"logits": torch.randn(*batch_size, A)},
-        },
-        batch_size,
-    )
+def parameters():
+    move = {"loc": torch.randn(B, T), "scale": torch.rand(B, T) + 0.1}
+    return TensorDict({"move": move, SPEAK: {"logits": torch.randn(B, A)}}, [B])
 
 
 def normals(**kwargs):
@@ -54,9 +49,9 @@ def coin(p=0.5):
     return d.Bernoulli(torch.full((B,), p))
 
 
-def of(dists=None, /, **more):
-    dists = {**(dists or {}), **more}
-    return Composite.from_distributions(TensorDict(batch_size=[B]), dists)
+def of(dists=None, name_map=None, /, **more):
+    dists, params = {**(dists or {}), **more}, TensorDict(batch_size=[B])
+    return Composite.from_distributions(params, dists, name_map=name_map)
 
 
 def deep_keys(td):
@@ -83,23 +78,19 @@ def independent(loc, scale):
     return d.Independent(d.Normal(loc, scale), 1)
 
 
+def renamed(name_map):
+    return Composite(parameters(), NAMES, name_map=name_map)
+
+
 MADE = {  # a composite, and its names
     "some": (lambda: Composite(parameters(), {("move",): independent}), ["move"]),
     "nested": (lambda: Composite(parameters(), {"head": {"speak": d.Categorical}}), [SPEAK]),
     "instances": (lambda: of({("n", ("go",)): coin()}), [("n", "go")]),
     "nested instances": (lambda: of({"n": {"go": coin()}}), [("n", "go")]),
-    "renamed": (
-        lambda: Composite(parameters(), NAMES, name_map={("move",): ("act", "m"), "other": "o"}),
-        [("act", "m"), SPEAK],
-    ),
-    "nested names": (
-        lambda: Composite(parameters(), NAMES, name_map={"head": {"speak": "s"}}),
-        ["move", "s"],
-    ),
+    "renamed": (lambda: renamed({("move",): ("act", "m"), "other": "o"}), [("act", "m"), SPEAK]),
+    "nested names": (lambda: renamed({"head": {"speak": "s"}}), ["move", "s"]),
     "renamed instances": (
-        lambda: Composite.from_distributions(
-            TensorDict(batch_size=[B]), dict(normals()), name_map={"x": ("z", "x"), "other": "o"}
-        ),
+        lambda: of(dict(normals()), {"x": ("z", "x"), "other": "o"}),
         [("z", "x"), "y"],
     ),
 }
@@ -328,6 +319,7 @@ def without(key):
 
 
 NEGATIVE = TensorDict(n=dict(x=dict(loc=torch.zeros(B), scale=-torch.ones(B))), batch_size=[B])
+BARE = TensorDict(x=torch.zeros(B), batch_size=[B])
 ERRORS = [  # a call, its error, and words of its message
     (lambda: made({"mov": d.Normal}), KeyError, "no param 'mov' found.*Did you mean 'move'"),
     (lambda: made({("n", "x"): d.Normal}, NEGATIVE), ValueError, r"\('n', 'x'\): Expected"),
@@ -341,11 +333,7 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: made(None), TypeError, "distribution_map must be a dict, got NoneType"),
     (lambda: made({"move": "normal"}), TypeError, r"distribution_map\['move'\] must be a class"),
     (lambda: of(x=d.Normal), TypeError, "'x' must be an instance, got the class Normal"),
-    (
-        lambda: made({"x": d.Bernoulli}, TensorDict(x=torch.zeros(B), batch_size=[B])),
-        TypeError,
-        "must be a container of keyword arguments.*got a Tensor",
-    ),
+    (lambda: made({"x": d.Bernoulli}, BARE), TypeError, "must be a container of .*got a Tensor"),
     (lambda: made(extra_kwargs={"mov": {"scale": 2.0}}), KeyError, "extra_kwargs names .*mov"),
     (lambda: made(extra_kwargs={"move": 3}), TypeError, r"extra_kwargs\['move'\] must be a dict"),
     (lambda: made(name_map={"move": "a", SPEAK: "a"}), ValueError, "sample at 'a'"),

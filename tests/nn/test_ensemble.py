@@ -121,9 +121,8 @@ def test_equals_separate_modules(name, num_copies):
     if before:
         own = Ensemble(module, num_copies, expand_input=False)
         rows = inputs(num_copies, B)
-        expected = torch.stack(
-            [m(row.clone())[key] for m, row in zip(members(own, module), rows, strict=True)]
-        )
+        pairs = zip(members(own, module), rows, strict=True)
+        expected = torch.stack([member(row.clone())[key] for member, row in pairs])
         for given_rows in (rows, TensorDict(rows.to_dict())):
             assert_close(own(given_rows)[key], expected)
     expected = torch.stack([member(td.clone())[key] for member in apart])

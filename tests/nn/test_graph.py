@@ -19,9 +19,7 @@ from torch.distributions import Categorical, Normal
 from raffia import TensorDict
 from raffia.nn import (
     CompositeDistribution,
-    NormalParamExtractor,
     ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModuleWrapper,
     WrapModule,
 )
@@ -29,6 +27,8 @@ from raffia.nn import TensorDictModule as Mod
 from raffia.nn import TensorDictSequential as Seq
 from raffia.nn.graph import Graph, check_in_keys, graph_of
 from raffia.nn.graph_record import EntryShape, key_text, label
+
+from .keyed import policy
 
 B, D, H, A = 5, 4, 8, 3
 
@@ -213,9 +213,10 @@ def test_the_example_and_the_sequence_are_unchanged():
     assert counter.num_calls == 0 and norm.num_batches_tracked == 0
     assert norm.running_mean.eq(0).all() and seq.training
     assert list(td.keys()) == ["x"] and td["x"].eq(0).all()
-    first, second = policy(generator=7), policy(generator=7)
+    draw = {"generator": 7, "default_interaction_type": "random"}
+    first, second = policy(**draw), policy(**draw)
     second.load_state_dict(first.state_dict())
-    td = TensorDict(obs=torch.ones(B, D), batch_size=[B])
+    td = zeros(3)
     first.graph(td)
     assert torch.equal(first(td.clone())["action"], second(td.clone())["action"])
 
@@ -248,23 +249,6 @@ def test_a_compiled_sequence_keeps_no_symbols(actor, example):
 
 
 # ------------------------------------------------------------------------ text
-
-
-def policy(**options):
-    return ProbabilisticTensorDictSequential(
-        Mod(
-            nn.Sequential(nn.Linear(D, 2 * A), NormalParamExtractor()),
-            in_keys=["obs"],
-            out_keys=["mu", ("head", "sigma")],
-        ),
-        ProbabilisticTensorDictModule(
-            in_keys={"loc": "mu", "scale": ("head", "sigma")},
-            out_keys=["action"],
-            distribution_class=Normal,
-            default_interaction_type="random",
-            **options,
-        ),
-    )
 
 
 def test_programs(actor):

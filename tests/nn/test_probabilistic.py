@@ -96,39 +96,30 @@ class Pair(d.Distribution):
         return first - second
 
 
+def paired(*out, **options):
+    options |= dict(distribution_class=Pair, default_interaction_type="random")
+    return Prob(["loc"], list(out), **options)(TensorDict(loc=torch.zeros(2)))
+
+
 # --- keys ---------------------------------------------------------------------------------------
 
+PARAMS, WORD = ["params"], ("head", "word")
+PARTIAL = functools.partial(CompositeDistribution, distribution_map=MAP)
+NORMAL, LP = ["loc", "scale"], {"return_log_prob": True}
 KEYS = [  # a module, its inputs and outputs
-    (normal(), ["loc", "scale"], ["action"]),
-    (normal(return_log_prob=True), ["loc", "scale"], ["action", "action_log_prob"]),
-    (normal(return_log_prob=True, log_prob_key="lp"), ["loc", "scale"], ["action", "lp"]),
-    (normal(return_log_prob=True, log_prob_keys=("lp",)), ["loc", "scale"], ["action", "lp"]),
+    (normal(), NORMAL, ["action"]),
+    (normal(**LP), NORMAL, ["action", "action_log_prob"]),
+    (normal(**LP, log_prob_key="lp"), NORMAL, ["action", "lp"]),
+    (normal(**LP, log_prob_keys=("lp",)), NORMAL, ["action", "lp"]),
     (
         Prob({"scale": "sigma", "loc": ("h", "mu")}, ["a"], distribution_class=d.Normal),
-        ["sigma", ("h", "mu")],
-        ["a"],
+        *(["sigma", ("h", "mu")], ["a"]),
     ),
     (Prob(("h", "param"), ("o", "a")), [("h", "param")], [("o", "a")]),
     (Prob(["param"]), ["param"], ["_"]),
-    (
-        composite(kwargs={"name_map": {"move": "m"}}, return_log_prob=False),
-        ["params"],
-        ["m", ("head", "word")],
-    ),
-    (
-        composite(log_prob_keys=("p", ("q", "r"))),
-        ["params"],
-        ["move", ("head", "word"), "p", ("q", "r")],
-    ),
-    (
-        Prob(
-            ["params"],
-            ["move", ("head", "word")],
-            distribution_class=functools.partial(CompositeDistribution, distribution_map=MAP),
-        ),
-        ["params"],
-        ["move", ("head", "word")],
-    ),
+    (composite(kwargs={"name_map": {"move": "m"}}, return_log_prob=False), PARAMS, ["m", WORD]),
+    (composite(log_prob_keys=("p", ("q", "r"))), PARAMS, ["move", WORD, "p", ("q", "r")]),
+    (Prob(PARAMS, ["move", WORD], distribution_class=PARTIAL), PARAMS, ["move", WORD]),
 ]
 
 
@@ -236,7 +227,7 @@ def test_other_values_and_kinds():
         assert (module(td)["action"] == td["loc"]).all()
         with set_interaction_type(None):
             assert not (module(td)["action"] == td["loc"]).all()
-    td = Prob(["loc"], ["a", "b"], **PAIR)(TensorDict(loc=torch.zeros(2)))
+    td = paired("a", "b")
     assert td["a"].tolist() == [1, 1] and td["b"].tolist() == [2, 2]
 
 
@@ -339,12 +330,8 @@ def test_a_seed_or_a_generator_leaves_the_global_one_unchanged():
         assert (first == randn(3)).all() and not (first == second).any()
         assert (twin(standard())["action"] == first).all()
         assert (torch.get_rng_state() == before).all()
-    assert (
-        compiled(normal(generator=3, default_interaction_type="random"), fullgraph=False)(
-            standard()
-        )["action"]
-        == randn(3)
-    ).all()
+    module = normal(generator=3, default_interaction_type="random")
+    assert (compiled(module, fullgraph=False)(standard())["action"] == randn(3)).all()
 
 
 def test_a_seed_or_a_generator_in_an_entry():
@@ -381,7 +368,7 @@ def overwriting(out, key):
     return lambda: normal(out, return_log_prob=True, log_prob_key=key)
 
 
-PAIR = dict(distribution_class=Pair, default_interaction_type="random")
+MODE = {"default_interaction_type": "mode"}
 ERRORS = [  # a call, its error, and words of its message
     (overwriting(("a", "b"), ("a", "b")), ValueError, "overwrite the sample"),
     (lambda: normal(return_log_prob=True).select_out_keys("action"), RuntimeError, "select_out_k"),
@@ -389,17 +376,9 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: prob(3), TypeError, "distribution_class must be a class"),
     (lambda: prob(lambda loc, scale: loc)(normal_td()), TypeError, "Expected Distribution, but.*T"),
     (lambda: normal(default_interaction_type="randm"), ValueError, "'randm' is not a valid"),
-    (
-        lambda: prob(squashed, default_interaction_type="mode")(normal_td()),
-        NotImplementedError,
-        "mode",
-    ),
-    (
-        lambda: Prob(["loc"], ["a", "b"], return_log_prob=True, **PAIR)(standard()),
-        RuntimeError,
-        "one and only one element",
-    ),
-    (lambda: Prob(["loc"], ["a"], **PAIR)(standard()), ValueError, "returned 2 values for the 1"),
+    (lambda: prob(squashed, **MODE)(normal_td()), NotImplementedError, "mode"),
+    (lambda: paired("a", "b", **LP), RuntimeError, "one and only one element"),
+    (lambda: paired("a"), ValueError, "returned 2 values for the 1"),
     (lambda: composite(log_prob_key="lp"), RuntimeError, "lp_aggregate is set to `False`"),
     (lambda: normal(log_prob_key="p", log_prob_keys=["q"]), ValueError, "name different keys"),
     (lambda: normal(log_prob_keys=["p", "q"], return_log_prob=True), ValueError, "must have one"),
@@ -411,8 +390,7 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: seeded(torch.arange(3)), ValueError, "3 elements"),
     (lambda: seeded("three"), TypeError, "of type str"),
     (
-        lambda: prob(d.Normal, keys=["loc", "scal"])(standard(scal=torch.ones(T))),
-        TypeError,
+        *(lambda: prob(d.Normal, keys=["loc", "scal"])(standard(scal=torch.ones(T))), TypeError),
         r"keywords and .* must match.*takes \['loc', 'scale', .*not 'scal'. Did you mean \"scale\"",
     ),
     (lambda: prob(d.Normal, keys=["loc"])(normal_td()), TypeError, "needs 'scale'"),

@@ -20,8 +20,9 @@ from raffia.nn import (
 from raffia.nn import ProbabilisticTensorDictModule as Prob
 from raffia.nn import ProbabilisticTensorDictSequential as Seq
 from raffia.nn import TensorDictModule as Mod
-from raffia.nn.distributions import NormalParamExtractor
 from tests.marks import refusals, slow_among
+
+from .keyed import policy
 
 B, T = 2, 3
 
@@ -66,17 +67,15 @@ def composite_head():
     def params(x):
         return TensorDict(a=dict(loc=x + 1, scale=torch.ones_like(x)), batch_size=[B])
 
-    head = Prob(
-        ["params"],
-        distribution_class=CompositeDistribution,
-        distribution_kwargs={"distribution_map": {"a": d.Normal}},
-        return_log_prob=True,
-    )
+    kwargs = {"distribution_map": {"a": d.Normal}}
+    options = dict(distribution_class=CompositeDistribution, distribution_kwargs=kwargs)
+    head = Prob(["params"], return_log_prob=True, **options)
     return Seq(Mod(params, in_keys=["x"], out_keys=["params"]), head, normal("a", "b"))
 
 
 NAMED = {"net": plus(1, "x", "loc"), "head": normal("loc", "a")}
-TWICE = plus(0.5, "x", "x")
+TWICE, PLAIN = plus(0.5, "x", "x"), TensorDictSequential(*chain()[:3])
+KEYED = normal("x", "a", log_prob_key="p")
 SEQUENCES = {  # a sequence, the location of each distribution, and whether it is a composite
     "listed": (Seq(list(NAMED.values())), {"a": 1}, False),
     "named": (Seq(NAMED), {"a": 1}, False),
@@ -88,18 +87,10 @@ SEQUENCES = {  # a sequence, the location of each distribution, and whether it i
     "in the middle": (Seq(single(), plus(1, "a", "y")), {"a": 1}, True),
     "at the end": (Seq(plus(1, "x", "x"), single()), {"a": 2}, False),
     "two at the end": (Seq(plus(1, "x", "x"), chain()), {"b": 3, "a": 2}, True),
-    "a plain sequence": (
-        Seq(TensorDictSequential(*chain()[:3]), normal("mid", "b")),
-        {"b": 2, "a": 1},
-        False,
-    ),
+    "a plain sequence": (Seq(PLAIN, normal("mid", "b")), {"b": 2, "a": 1}, False),
     "a module twice": (Seq(TWICE, TWICE, normal("x", "a")), {"a": 1}, False),
     "a composite module": (composite_head(), {"b": 1, "a": 1}, True),
-    "other keys": (
-        Seq(normal("x", "a", log_prob_key="p"), normal("a", "b")),
-        {"b": 0, "a": 0},
-        True,
-    ),
+    "other keys": (Seq(KEYED, normal("a", "b")), {"b": 0, "a": 0}, True),
 }
 
 
@@ -256,6 +247,7 @@ def no_distribution():
     return seq
 
 
+UNIT = d.Normal(0.0, 1.0)
 ERRORS = [  # a call, its error, and words of its message
     (lambda: Seq(normal("x", "a")).__delitem__(0), ValueError, "must consist of zero or more"),
     (lambda: Seq(plus(1, "x", "y"), return_composite=False), TypeError, LAST),
@@ -264,11 +256,7 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: no_distribution().build_dist_from_params(inputs()), RuntimeError, "Could not find"),
     (lambda: single().log_prob(inputs()), ValueError, "a"),
     (lambda: chain().log_prob(inputs()), ValueError, "a"),
-    (
-        lambda: single().log_prob(single()(inputs()), dist=d.Normal(0.0, 1.0), more=3.0),
-        TypeError,
-        "runs no module",
-    ),
+    (lambda: single().log_prob(single()(inputs()), dist=UNIT, more=3.0), TypeError, "runs no mod"),
 ]
 
 
@@ -327,18 +315,6 @@ def test_outputs_of_earlier_modules_are_not_drawn_after_any_edit(edit):
 # --- learning with it ---------------------------------------------------------------------------
 
 
-def policy(kind="random"):
-    net = nn.Sequential(nn.Linear(T, 4), NormalParamExtractor())
-    head = Prob(
-        ["loc", "scale"],
-        ["a"],
-        distribution_class=d.Normal,
-        default_interaction_type=kind,
-        return_log_prob=True,
-    )
-    return Seq(Mod(net, in_keys=["x"], out_keys=["loc", "scale"]), head)
-
-
 def compiled(module, **options):
     """The compiled module; checks of arguments are off, as after a process's first compilation."""
     torch._dynamo.reset()
@@ -348,12 +324,12 @@ def compiled(module, **options):
 
 @pytest.mark.parametrize("kind", slow_among(["random", "deterministic"], "deterministic"))
 def test_compiled_in_one_graph(kind):
-    seq = policy(kind)
+    seq = policy(default_interaction_type=kind)
     out, expected = compiled(seq)(inputs()), seq(inputs())
     if kind != "random":
-        torch.testing.assert_close(out["a"], expected["a"])
+        torch.testing.assert_close(out["action"], expected["action"])
     scores = compiled(seq.log_prob)(expected.detach())
-    torch.testing.assert_close(scores, expected["a_log_prob"])
+    torch.testing.assert_close(scores, expected["action_log_prob"])
     assert (compiled(chain())(inputs())["b"] == 2).all() and interaction_type() is None
 
 

@@ -209,13 +209,8 @@ def groups(draw, once=False, selections=False, kinds=KINDS, depth=2, dropped=Tru
                 outs += ("_",)
         else:
             outs = keys((*POOL, "_") if dropped else POOL, 1, 3)
-        new = Step(
-            ins,
-            outs or ("_",),
-            next(numbers),
-            draw(st.integers(1, 3)),
-            draw(st.sampled_from(kinds)),
-        )
+        size, kind = draw(st.integers(1, 3)), draw(st.sampled_from(kinds))
+        new = Step(ins, outs or ("_",), next(numbers), size, kind)
         return selected(new) if once else new
 
     def selected(part):
@@ -696,11 +691,8 @@ def test_a_composite_equals_its_parts(case, shape):
         torch.testing.assert_close(dist.log_prob(sample), total(scores, (*shape, B)))
         if len(spread) == len(parts):
             torch.testing.assert_close(dist.entropy(), total(spread, (B,)))
-    entropies = entries(dist.entropy())
-    same(
-        {k: entropies[k] for k in [suffixed(n, "_entropy") for n in spread]},
-        {suffixed(n, "_entropy"): v for n, v in spread.items()},
-    )
+    entropies = {suffixed(n, "_entropy"): v for n, v in spread.items()}
+    same({k: v for k, v in entries(dist.entropy()).items() if k in entropies}, entropies)
     for what in ("mean", "mode"):
         if what == "mean" and any([type(part) is d.Categorical for part in parts.values()]):
             continue  # nan
@@ -729,14 +721,9 @@ def test_the_interaction_type_selects_the_value(cls, default, setting, seed):
     torch.manual_seed(seed)
     want = part.sample() if kind == "random" else getattr(part, kind)
     scored = bool(want.isfinite().all())  # a Categorical has no mean
-    draw = ProbabilisticTensorDictModule(
-        names,
-        ["value"],
-        distribution_class=cls,
-        distribution_kwargs={"validate_args": False},
-        default_interaction_type=default,
-        return_log_prob=scored,
-    )
+    options = dict(distribution_class=cls, distribution_kwargs={"validate_args": False})
+    options |= dict(default_interaction_type=default, return_log_prob=scored)
+    draw = ProbabilisticTensorDictModule(names, ["value"], **options)
     copied = TensorDictModule(lambda *x: x, names, names)
     for module in (draw, ProbabilisticTensorDictSequential(copied, draw)):
         torch.manual_seed(seed)
