@@ -47,10 +47,7 @@ def nested_chain():
 
 
 def inputs():
-    return TensorDict(
-        {"x": torch.randn(B, T), "z": torch.randn(B, A), "obs": {"x": torch.randn(B, T)}},
-        batch_size=[B],
-    )
+    return TensorDict({"x": x(), "z": z(), "obs": {"x": x()}}, batch_size=[B])
 
 
 def whole(function, *make, backend="eager", close=assert_close):
@@ -67,8 +64,7 @@ def whole(function, *make, backend="eager", close=assert_close):
             result = compiled(*args)
         torch.manual_seed(run)
         expected = function(*copies)
-        both = zip([result, *args], [expected, *copies], strict=True)
-        for mine, theirs in both:
+        for mine, theirs in zip([result, *args], [expected, *copies], strict=True):
             if isinstance(theirs, TensorDict):
                 assert mine.batch_size == theirs.batch_size
                 assert (mine is args[0]) == (theirs is copies[0])

@@ -74,30 +74,21 @@ def test_forms_of_calls(make, kwargs, result):
     module, calls = make(), []
     module.register_forward_hook(lambda m, args, out: calls.append(out))
     td = TensorDict({"a": one, "n": {"b": two}})
-    arguments = {"a": one, "n_b": two}
-    out = [
-        module(one, two, **kwargs),
-        module(n_b=two, a=one, **kwargs),
-        module.forward(one, n_b=two, **kwargs),
-        module(td.copy(), **kwargs)["c"],
-        module(tensordict=td.copy(), **kwargs)["c"],
-        module(lazy_stack([td, td]), **kwargs)["c"][0],
-    ]
-    for got in out:
+    tensors = [module(one, two, **kwargs), module(n_b=two, a=one, **kwargs)]
+    tensors.append(module.forward(one, n_b=two, **kwargs))
+    out = [module(td.copy(), **kwargs), module(tensordict=td.copy(), **kwargs)]
+    out.append(module(lazy_stack([td, td]), **kwargs)[0])
+    for got in (*tensors, *(container["c"] for container in out)):
         assert got.tolist() == [result] * T
     assert set(module.rest) == set(kwargs) - {"scale", "shift"}
-    assert module(td) is td and calls[0] is out[0] and set(arguments) == {"a", "n_b"}
+    assert module(td) is td and calls[0] is tensors[0]
     assert module(one, two, 3.0).tolist() == [63] * T
     assert make()(torch.ones(B, T), torch.ones(B, 1)).shape == (B, T)
 
 
 RESULTS = [  # out_keys of `Three`, and the results for zeros
-    (["w", "u"], (3, 1)),
-    ([("n", "v"), "a"], (2, 0)),
-    (["u", "_", "w"], (1, 3)),
-    (["u"], 1),
-    ([], ()),
-    (["_"], ()),
+    *((["w", "u"], (3, 1)), ([("n", "v"), "a"], (2, 0)), (["u", "_", "w"], (1, 3))),
+    *((["u"], 1), ([], ()), (["_"], ())),
 ]
 
 
@@ -113,6 +104,7 @@ def test_results_in_the_order_of_out_keys(keys, amounts):
         assert_close(of(Three, out_keys=["a"])(a=value), torch.tensor(value))
 
 
+SUB = TensorDict({"x": one}, [T])
 OPTIONS = [  # a dispatching module, the keywords of a call, the batch size of ones [2, 1]
     (dispatching(["a", ("n", "b")], ["out"], separator="__"), {"a": one, "n__b": two}, (B, 1)),
     (dispatching(["a", ("n", "b")], ["out"], separator=""), {"a": one, "nb": two}, (B, 1)),
@@ -120,13 +112,11 @@ OPTIONS = [  # a dispatching module, the keywords of a call, the batch size of o
     (dispatching(["a", "b"], ["out"], auto_batch_size=False), {"a": one, "b": two}, ()),
     (
         dispatching(["a", "sub"], ["out"], lambda td, x: td.set("out", x + td["sub", "x"])),
-        {"a": one, "sub": TensorDict({"x": one}, [T])},
-        None,
+        *({"a": one, "sub": SUB}, None),
     ),
     (
         dispatching(["tensordict"], ["out"], lambda td, x: td.set("out", x["x"] + 1)),
-        {"tensordict": TensorDict({"x": one}, [T])},
-        None,
+        *({"tensordict": SUB}, None),
     ),
 ]
 

@@ -228,17 +228,9 @@ def test_one_hot_gradients():
 
 EASY = [(0.0, 1.0, -1.0, 1.0), (0.3, 0.5, -1.0, 2.0), (1.5, 1.0, -1.0, 1.0), (0.0, 1.0, 0.0, 2.0)]
 # Far in the tail, nearly flat, at a bound, without bounds: cases that break closed formulas.
-HARD = [
-    (50.0, 1.0, -1.0, 1.0),
-    (-9.0, 0.1, -1.0, 1.0),
-    (0.3, 1e3, -1.0, 1.0),
-    (40.0, 1e3, -1.0, 1.0),
-    (1.0, 1.0, -1.0, 1.0),
-    (0.0, 1e-3, -1.0, 1.0),
-    (0.5, 1.0, -INF, INF),
-    (9.0, 2.0, -INF, 1.0),
-    (-9.0, 2.0, 0.0, INF),
-]
+BOUNDED = [(50.0, 1.0), (-9.0, 0.1), (0.3, 1e3), (40.0, 1e3), (1.0, 1.0), (0.0, 1e-3)]
+HARD = [(*params, -1.0, 1.0) for params in BOUNDED]
+HARD += [(0.5, 1.0, -INF, INF), (9.0, 2.0, -INF, 1.0), (-9.0, 2.0, 0.0, INF)]
 all_params = pytest.mark.parametrize("params", EASY + HARD, ids=str)
 
 
@@ -406,7 +398,13 @@ def test_samples_at_a_bound_keep_their_gradient():
 
 # -- mistakes
 
-RANGE = "Incorrect truncation range"
+RANGE, ZEROS = "Incorrect truncation range", torch.zeros(4, 2)
+
+
+def scaled(*shape):
+    return lambda: AddStateIndependentNormalScale(3)(torch.zeros(shape))
+
+
 ERRORS = [  # a call, its error, and words of its message
     (lambda: mappings("sofplus"), NotImplementedError, 'Unknown mapping sofplus.*mean "softplus"'),
     (lambda: mappings(torch.exp), TypeError, "must be given by name"),
@@ -414,14 +412,9 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: mappings("biased_softplus_a"), ValueError, "softplus"),
     (lambda: add_custom_mapping("test_number", 3), TypeError, "a name and a function"),
     (lambda: NormalParamExtractor()(torch.zeros(3, 1)), ValueError, "split"),
-    *(
-        (lambda loc=loc: AddStateIndependentNormalScale(3)(loc), RuntimeError, "Last dimensions of")
-        for loc in (torch.zeros(()), torch.zeros(1), torch.zeros(3, 2))
-    ),
-    *(
-        (lambda s=s: Delta(torch.zeros(4, 2), **s), ValueError, "leave one of them out")
-        for s in (dict(event_shape=(3,)), dict(batch_shape=(5,), event_shape=(2,)))
-    ),
+    *((scaled(*shape), RuntimeError, "Last dimensions of") for shape in ((), (1,), (3, 2))),
+    (lambda: Delta(ZEROS, event_shape=(3,)), ValueError, "leave one of them out"),
+    (lambda: Delta(ZEROS, batch_shape=(5,), event_shape=(2,)), ValueError, "leave one of them out"),
     (lambda: OneHotCategorical(torch.zeros(2, 3)).log_prob(torch.eye(4)[0]), ValueError, "categor"),
     (lambda: TruncatedNormal(0.0, 1.0, 1.0, 1.0), ValueError, RANGE),
 ]

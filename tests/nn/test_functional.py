@@ -312,18 +312,15 @@ def test_other_methods():
     assert torch.equal(activation(x), activation(x, params={}))
 
 
-@pytest.mark.parametrize(
-    "forward, signature",
-    [
+def test_signatures():
+    for forward, signature in (
         (lambda self, x, y=1: x, "(x, y=1, params=None)"),
         (lambda self, x, *, y: x, "(x, params=None, *, y)"),
         (lambda self, *x, **options: x, "(*x, params=None, **options)"),
         (lambda self, params: params, "(params, params_=None)"),
-    ],
-)
-def test_signatures(forward, signature):
-    module = get_functional(type("Module", (nn.Module,), {"forward": forward})())
-    assert str(inspect.signature(module.forward)) == signature
+    ):
+        module = get_functional(type("Module", (nn.Module,), {"forward": forward})())
+        assert str(inspect.signature(module.forward)) == signature
     scaled, weights = stateless(Scaled)  # another name where it is taken
     assert scaled(params=3, params_=weights) == scaled(3, weights) == 6
 

@@ -87,6 +87,10 @@ class Doubled(M):
         return tensordict.set("z", tensordict["z"] * 2)
 
 
+def pair():
+    return M(both, ["x"], ["u", "v"])
+
+
 def linear(**kwargs):
     return M(nn.Linear(T, A), ["x"], ["z"], **kwargs)
 
@@ -97,6 +101,7 @@ def inputs(**extra):
 
 # --- calls --------------------------------------------------------------------------------------
 
+REVERSED = {"x": "x", "y": "y", N: "z"}
 CALLS = {  # a module, and its outputs where x is 1, y 10, (n, x) 100 and (n, d, x) 1000
     "deep keys": (M(plus, [("n", ("d", ("x",)))], [("o", "p", "z")]), {("o", "p", "z"): 1001}),
     "no outputs": (M(lambda x: None, ["x"], []), {}),
@@ -114,10 +119,7 @@ CALLS = {  # a module, and its outputs where x is 1, y 10, (n, x) 100 and (n, d,
     "a dict by key": (M(by_key, ["x"], [("s", "c"), "b"]), {("s", "c"): 3, "b": 2}),
     "a container by key": (M(lambda x: TensorDict(by_key(x)), ["x"], ["b", "a"]), {"b": 2, "a": 1}),
     "a named tuple": (M(lambda x: x.view(B, 1).max(-1), ["x"], ["u", "v"]), {"u": 1, "v": 0}),
-    "in the other direction": (
-        M(named, {"x": "x", "y": "y", N: "z"}, ["z"], out_to_in_map=False),
-        {"z": 321},
-    ),
+    "in the other direction": (M(named, REVERSED, ["z"], out_to_in_map=False), {"z": 321}),
     "a keyed module": (M(M(plus, ["x"], ["z"]), ["y"], ["w"]), {"w": 11}),
     "a method": (M(Scale(), ["y"], ["z"], method="encode"), {"z": 10}),
     "its keywords": (
@@ -253,11 +255,10 @@ def test_get_kwargs_reach_get():
 
 
 ERRORS = [  # a call, its error, and words of its message and notes
-    *(
-        (lambda td, v=v: M(v, ["x"], ["z"]), ValueError, f"{match}.* is not callable")
-        for v, match in ((3, "3"), (nn.Linear, "Linear"))
-    ),
-    *((lambda td, v=v: M(plus, ["x"], ["z"], inplace=v), ValueError, "inplace") for v in ("no", 1)),
+    (lambda td: M(3, ["x"], ["z"]), ValueError, "3.* is not callable"),
+    (lambda td: M(nn.Linear, ["x"], ["z"]), ValueError, "Linear.* is not callable"),
+    (lambda td: M(plus, ["x"], ["z"], inplace="no"), ValueError, "inplace"),
+    (lambda td: M(plus, ["x"], ["z"], inplace=1), ValueError, "inplace"),
     (lambda td: M(plus, [("x", "deep")], ["z"])(td), Exception, "deep"),
     (lambda td: M(Scale(), ["x"], ["z"], method="decode")(td), AttributeError, "decode"),
     (lambda td: M(plus, ["x"], ["z"])(td, None), ValueError, "in_keys"),
@@ -272,16 +273,10 @@ ERRORS = [  # a call, its error, and words of its message and notes
     (lambda td: linear()(td["x"][:, :2]), RuntimeError, r"Linear.*'x'.*2, 2"),
     (lambda td: M(nn.Bilinear(T, T, 1), ["x"], ["z"])(td), TypeError, "Bilinear"),
     # selections
-    (lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("a", "b"), ValueError, "existent keys:"),
-    *(
-        (lambda td, k=k: M(both, ["x"], ["u", "v"]).select_out_keys(k), ValueError, "in a list")
-        for k in (("u", "v"), ["u"])
-    ),
-    (
-        lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("u").select_out_keys("v"),
-        ValueError,
-        "non existent key",
-    ),
+    (lambda td: pair().select_out_keys("a", "b"), ValueError, "existent keys:"),
+    (lambda td: pair().select_out_keys(("u", "v")), ValueError, "in a list"),
+    (lambda td: pair().select_out_keys(["u"]), ValueError, "in a list"),
+    (lambda td: pair().select_out_keys("u").select_out_keys("v"), ValueError, "non existent key"),
     (lambda td: Computed().select_out_keys("u"), RuntimeError, "TensorDictSequential.module.*sel"),
 ]
 
@@ -359,22 +354,24 @@ def test_other_containers(tmp_path):
 
 # --- changes after a first call -----------------------------------------------------------------
 
+
+def sets(**attributes):
+    return lambda module: [setattr(module, name, value) for name, value in attributes.items()]
+
+
 CHANGES = {  # of a module that writes x + 1 to z: a change, and its outputs then
-    "in_keys": (lambda m: setattr(m, "in_keys", [("n", ("x",))]), {"z": 101}),
+    "in_keys": (sets(in_keys=[("n", ("x",))]), {"z": 101}),
     "in_keys in place": (lambda m: m.in_keys.append("y"), {"z": 12}),
     "out_keys in place": (lambda m: m.out_keys.__setitem__(0, "w"), {"w": 2}),
-    "all but the inputs": (
-        lambda m: (setattr(m, "module", both), setattr(m, "out_keys", ["u", "v"])),
-        {"u": 2, "v": 3},
-    ),
-    "a method": (lambda m: (setattr(m, "module", Store()), setattr(m, "method", "read")), {"z": 2}),
+    "all but the inputs": (sets(module=both, out_keys=["u", "v"]), {"u": 2, "v": 3}),
+    "a method": (sets(module=Store(), method="read"), {"z": 2}),
     "a selection": (lambda m: m.select_out_keys(), {}),
     "one taken back": (lambda m: m.select_out_keys().reset_out_keys(), {"z": 2}),
     "a hook": (
         lambda m: m.register_forward_hook(lambda m, a, o: o.set("z", o["z"] * 5)),
         {"z": 10},
     ),
-    "forward": (lambda m: setattr(m, "forward", lambda td: td.set("w", td["y"] + 1)), {"w": 11}),
+    "forward": (sets(forward=lambda td: td.set("w", td["y"] + 1)), {"w": 11}),
 }
 
 
@@ -512,9 +509,8 @@ def test_eight_threads_call_one_module(form, in_threads):
 
 
 def net():
-    return M(
-        nn.Sequential(nn.Linear(T, A), nn.ReLU(), nn.Sequential(nn.Linear(A, 2))), ["x"], ["z"]
-    )
+    last = nn.Sequential(nn.Linear(A, 2))
+    return M(nn.Sequential(nn.Linear(T, A), nn.ReLU(), last), ["x"], ["z"])
 
 
 @pytest.mark.parametrize("inner", [plus, Scale()])

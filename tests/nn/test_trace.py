@@ -17,6 +17,7 @@ from raffia.nn import (
     TensorDictSequential,
     symbolic_trace,
 )
+from tests.marks import refusals
 
 from .keyed import keyed, linear, tree
 
@@ -92,12 +93,8 @@ def with_scale():
 
 
 def inputs(scale=1.0):
-    td = TensorDict(
-        {"input": {"x": torch.randn(B, T), "mask": torch.ones(B, A)}, "z": torch.randn(B, T)},
-        batch_size=[B],
-    )
-    td["z"] *= scale
-    return td
+    x = {"x": torch.randn(B, T), "mask": torch.ones(B, A)}
+    return TensorDict({"input": x, "z": scale * torch.randn(B, T)}, [B])
 
 
 def masked_net():
@@ -232,29 +229,19 @@ OWN_WAY = {
     lambda: EnsembleModule(keyed(Net(), ["z"], ["y"]), 2): "EnsembleModule",
     lambda: ProbabilisticTensorDictSequential(normal()): "ProbabilisticTensorDictSequential",
 }
+ADD, WHOLE = keyed(torch.add, ["h", "z"], ["y"]), keyed(lambda n: n["y"], ["n"], ["v"])
+one = torch.ones(2)
 ERRORS = [  # a traced module, and part of the error
-    *(
-        (make, rf"flat program of {name}\b.*works on the container itself")
-        for make, name in OWN_WAY.items()
-    ),
+    *((make, rf"program of {name}\b.*on the container itself") for make, name in OWN_WAY.items()),
     (lambda: seq(normal()), r"flat program of Prob.*works on the container itself"),
     (lambda: seq(step("z", "y"), partial_tolerant=True), "with partial_tolerant=True"),
     (lambda: step("z", "y", get_kwargs={"as_list": True}), r"get_kwargs=\{'as_list': True\}"),
-    (
-        lambda: seq(step("z", "h", inplace=False), keyed(torch.add, ["h", "z"], ["y"])),
-        "it reads 'z', which was removed before",
-    ),
-    (
-        lambda: seq(step("z", ("n", "y")), keyed(lambda n: n["y"], ["n"], ["v"])),
-        "it reads all of 'n'",
-    ),
+    (lambda: seq(step("z", "h", inplace=False), ADD), "it reads 'z', which was removed before"),
+    (lambda: seq(step("z", ("n", "y")), WHOLE), "it reads all of 'n'"),
 ]
-
-
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_modules_that_cannot_be_traced_are_refused(row):
-    make, match = ERRORS[row]
-    with pytest.raises(TypeError, match=match or None):
-        symbolic_trace(make())
-    with pytest.raises(KeyError, match='"z" not found'):
-        symbolic_trace(step("z", "y"))(TensorDict(y=torch.ones(2)))
+test_modules_that_cannot_be_traced_are_refused = refusals(
+    [
+        *((lambda make=make: symbolic_trace(make()), TypeError, words) for make, words in ERRORS),
+        (lambda: symbolic_trace(step("z", "y"))(TensorDict(y=one)), KeyError, '"z" not found'),
+    ]
+)
