@@ -13,16 +13,10 @@ from raffia.algorithms.efficientzero import (
 )
 
 PROJECTION = dict(proj_hid=7, proj_out=6, pred_hid=5, pred_out=6)  # a thousandth of the weights
-HEADS = dict(
-    lstm_hidden_size=6,
-    reward_head_hidden_channels=[5],
-    value_head_hidden_channels=[5],
-    policy_head_hidden_channels=[5],
-    **PROJECTION,
-)
-CHANNELS = dict(
-    num_channels=8, reward_head_channels=2, value_head_channels=3, policy_head_channels=4
-)
+HEADS = {f"{head}_head_hidden_channels": [5] for head in ("reward", "value", "policy")}
+HEADS |= dict(lstm_hidden_size=6) | PROJECTION
+CHANNELS = dict(num_channels=8)
+CHANNELS |= dict(reward_head_channels=2, value_head_channels=3, policy_head_channels=4)
 IMAGE, VECTOR = (3, 5, 4), (4,)
 SUPPORTS = dict.fromkeys(("reward_support_range", "value_support_range"), (-3, 4, 1))
 SIZES = dict(latent_state_dim=8, lstm_hidden_size=6, num_channels=4, head_hidden_channels=(5,))
@@ -83,13 +77,8 @@ def configured(config, **parts):
 
 def assert_close(found, expected, equal_nan=False, **tolerances):
     """Equal keys and near entries; without tolerances, equal bits."""
-    pairs = dict(expected.items(True, True))
+    pairs, tolerances = dict(expected.items(True, True)), tolerances or {"atol": 0, "rtol": 0}
     for key, value in found.items(True, True):
-        torch.testing.assert_close(
-            value,
-            pairs.pop(key),
-            equal_nan=equal_nan,
-            msg=lambda text, key=key: f"{key}: {text}",
-            **(tolerances or {"atol": 0, "rtol": 0}),
-        )
+        options = dict(equal_nan=equal_nan, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(value, pairs.pop(key), **options, **tolerances)
     assert not pairs

@@ -23,10 +23,7 @@ def vector(**options):
 def outputs(model, shape):
     """All outputs for an observation and for the states after three actions."""
     obs = torch.linspace(-1, 1, 3 * torch.Size(shape).numel()).view(3, *shape)
-    root = model.initial_inference(obs)
-    child = model.recurrent_inference(
-        root.latent_state, root.reward_hidden_state, torch.tensor([4, 0, 2])
-    )
+    root, child = small.step(model, obs, torch.tensor([4, 0, 2]))
     return [*root[:4], *root[4], *child[:4], *child[4]]
 
 
@@ -48,35 +45,27 @@ def without_statistics():
     return model.eval()
 
 
-PLANE = {"discrete_action_encoding_type": "not_one_hot"}
+def plane(**options):
+    return vector(discrete_action_encoding_type="not_one_hot", **options)
 
 
-OTHERS = {  # a model, its options, another model, and the error message
-    "images": (vector, {}, conv(), "representation_network is Repr.* here and Rep.*MLP"),
-    "norm": (vector, {}, vector(norm_type="LN"), "fc_representation.1 is LayerNorm here and Bat"),
-    "lstm": (vector, {}, vector(lstm_hidden_size=7), r"weight_ih_l0 is of shape \[28, 8\] here"),
-    "actions": (
-        vector,
-        PLANE,
-        vector(actions=6, **PLANE),
-        r"fc_policy_head.3.weight is of sh.* here",
-    ),
-    "more blocks": (conv, {}, conv(num_res_blocks=2), "resblocks.1 is .* here and missing there"),
-    "activation": (conv, {}, conv(activation=nn.Tanh()), "activation is Tanh here and ReLU ther"),
-    "no statistics": (vector, {}, without_statistics(), "running_mean is None here and of shape"),
-    "support": (
-        vector,
-        {},
-        vector(value_support_range=(-299, 302, 1)),
-        r"value_support is Support",
-    ),
-    "state norm": (conv, {}, conv(state_norm=True), "state_norm is True here and False there"),
-}
+IMAGES, WIDE = conv(), dict(value_support_range=(-299, 302, 1))
+OTHERS = [  # a model, another model, and the error message
+    (vector, IMAGES, "representation_network is Repr.* here and Rep.*MLP"),
+    (vector, vector(norm_type="LN"), "fc_representation.1 is LayerNorm here and Bat"),
+    (vector, vector(lstm_hidden_size=7), r"weight_ih_l0 is of shape \[28, 8\] here"),
+    (plane, plane(actions=6), r"fc_policy_head.3.weight is of sh.* here"),
+    (conv, conv(num_res_blocks=2), "resblocks.1 is .* here and missing there"),
+    (conv, conv(activation=nn.Tanh()), "activation is Tanh here and ReLU ther"),
+    (vector, without_statistics(), "running_mean is None here and of shape"),
+    (vector, vector(**WIDE), r"value_support is Support"),
+    (conv, conv(state_norm=True), "state_norm is True here and False there"),
+]
 
 
-@pytest.mark.parametrize(("build", "options", "other", "message"), OTHERS.values(), ids=OTHERS)
-def test_a_model_of_other_layers_is_refused_and_changes_nothing(build, options, other, message):
-    model, shape = build(**options), IMAGE if build is conv else VECTOR
+@pytest.mark.parametrize(("build", "other", "message"), OTHERS)
+def test_a_model_of_other_layers_is_refused_and_changes_nothing(build, other, message):
+    model, shape = build(), IMAGE if build is conv else VECTOR
     folding = Folding(model)
     before = outputs(folding.model, shape)
     with pytest.raises(ValueError, match=rf"{message}.*Call fold\(model\) to make a new one"):

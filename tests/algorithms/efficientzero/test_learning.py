@@ -42,12 +42,9 @@ def test_a_small_batch_is_overfitted():
 
 def test_continuous_policies_are_learnt_from_sampled_actions():
     spec = EnvSpec(observation_shape=(4,), action=Box((-1.0, -1.0), (1.0, 2.0)))
-    learner = learner_of(
-        spec,
-        model={"norm_type": "LN"},
-        loss={"entropy_weight": 0.005},
-        optimizer={"name": "adamw", "learning_rate": 0.02},
-    )
+    optimizer = {"name": "adamw", "learning_rate": 0.02}
+    parts = dict(model={"norm_type": "LN"}, loss={"entropy_weight": 0.005}, optimizer=optimizer)
+    learner = learner_of(spec, **parts)
     batch, best = batch_of(spec=spec, size=12), torch.tensor([0.5, -0.5])
     batch["sampled_actions"] = best + 0.1 * torch.randn(12, 4, 5, 2)
     state = learner.init(0)

@@ -58,31 +58,21 @@ def peer_step(masked):
     num_unrolled = tensors["actions"].shape[1]
     obs = tensors["obs"].unflatten(1, (num_unrolled + 1, -1))
     inside, ones = tensors["mask"][:, :num_unrolled], torch.ones_like(tensors["mask"])
-    batch = TensorDict(
-        observation=obs[:, 0],
-        next_observation=obs[:, 1:],
-        action=tensors["actions"],
-        target_policy=tensors["target_policy"],
-        target_value=tensors["target_value"],
-        target_value_prefix=tensors["target_value_prefix"][:, :num_unrolled],
-        policy_mask=ones,
-        value_mask=torch.cat([ones[:, :1], inside], 1) if masked else ones,
-        value_prefix_mask=inside if masked else ones[:, 1:],
-        consistency_mask=inside,
-        weight=tensors["weights"],
-        batch_size=[len(obs)],
-    )
+    batch = TensorDict({k: tensors[k] for k in ("target_policy", "target_value")}, [len(obs)])
+    batch["observation"], batch["next_observation"] = obs[:, 0], obs[:, 1:]
+    batch["action"], batch["weight"] = tensors["actions"], tensors["weights"]
+    batch["target_value_prefix"] = tensors["target_value_prefix"][:, :num_unrolled]
+    batch["policy_mask"], batch["consistency_mask"] = ones, inside
+    batch["value_mask"] = torch.cat([ones[:, :1], inside], 1) if masked else ones
+    batch["value_prefix_mask"] = inside if masked else ones[:, 1:]
     return model, batch
 
 
-@pytest.mark.parametrize(
-    "name, scale, masked",
-    [
-        ("lightzero", 1.0, False),
-        ("with_half_gradient", 0.5, False),
-        ("with_half_gradient_and_masks", 0.5, True),
-    ],
-)
+STEPS = [("lightzero", 1.0, False), ("with_half_gradient", 0.5, False)]
+STEPS += [("with_half_gradient_and_masks", 0.5, True)]
+
+
+@pytest.mark.parametrize("name, scale, masked", STEPS)
 def test_losses_and_the_gradient_are_those_of_the_peers(name, scale, masked):
     model, batch = peer_step(masked)
     value, metrics = EfficientZeroLoss(model, LossConfig(gradient_scale=scale))(batch, WEIGHTS)

@@ -22,23 +22,20 @@ from tests.marks import refusals
 
 from .small import BOTH, IMAGE, conv, step, vector
 
-HALF, CART_POLE = (-50, 51, 1), {"latent_state_dim": 128, "lstm_hidden_size": 128}
+HALF = dict.fromkeys(("reward_support_range", "value_support_range"), (-50, 51, 1))
+CART_POLE = {"latent_state_dim": 128, "lstm_hidden_size": 128, "action_space_size": 2}
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "options", "count"),
-    [
-        (EfficientZeroModel, (12, 96, 96), {}, 8_353_192),
-        (
-            EfficientZeroModel,
-            (4, 64, 64),
-            {"reward_support_range": HALF, "value_support_range": HALF},
-            11_099_072,
-        ),
-        (EfficientZeroModelMLP, 4, {**CART_POLE, "action_space_size": 2}, 3_591_508),
-    ],
-    ids=["conv 96", "conv 64", "cart pole"],
-)
+LATENTS = {(12, 84, 84): (6, 6), (2, 64, 64): (8, 8), (2, 65, 7): (5, 1), (1, 1, 1): (1, 1)}
+LATENTS[2, 5, 4] = None  # without downsampling
+PUBLISHED = {
+    "conv 96": (EfficientZeroModel, (12, 96, 96), {}, 8_353_192),
+    "conv 64": (EfficientZeroModel, (4, 64, 64), HALF, 11_099_072),
+    "cart pole": (EfficientZeroModelMLP, 4, CART_POLE, 3_591_508),
+}
+
+
+@pytest.mark.parametrize(("kind", "shape", "options", "count"), PUBLISHED.values(), ids=PUBLISHED)
 def test_parameters_are_as_many_as_published(kind, shape, options, count):
     ours = {"downsample" if kind is EfficientZeroModel else "res_connection_in_dynamics": True}
     with torch.device("meta"):
@@ -47,14 +44,7 @@ def test_parameters_are_as_many_as_published(kind, shape, options, count):
 
 
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        *[((12, 84, 84), (6, 6)), ((2, 64, 64), (8, 8)), ((2, 65, 7), (5, 1))],
-        *[((1, 1, 1), (1, 1)), ((2, 5, 4), None)],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("shape, size", LATENTS.items(), ids=str)
 def test_images_of_any_size(shape, size, norm_type):
     downsample = size is not None
     assert latent_size(*shape[1:], downsample=downsample) == (size or shape[1:])

@@ -32,12 +32,10 @@ def planner_of(spec=BOARD, config=CONFIG, **options):
 
 
 def state_of(num=5):
-    return TensorDict(
-        observation=torch.arange(4.0 * num).view(num, 4) / 9,
-        action_mask=torch.tensor([True, True, False]).expand(num, 3),
-        to_play=torch.arange(num) % 2,
-        batch_size=[num],
-    )
+    observation = torch.arange(4.0 * num).view(num, 4) / 9
+    mask = torch.tensor([True, True, False]).expand(num, 3)
+    state = {"observation": observation, "action_mask": mask, "to_play": torch.arange(num) % 2}
+    return TensorDict(state, batch_size=[num])
 
 
 def test_the_player_to_move_and_the_legal_actions_go_into_the_search():

@@ -41,14 +41,9 @@ def configured(num_unrolled, n_step, horizon=5, *, absorb=("terminated",), **tar
 
 def replay_of(episodes, config, **options):
     """Each episode: rewards, the number of its first state, how it ends, and further entries."""
-    replay = SegmentReplayBuffer(
-        TensorStorage(1000),
-        unroll_steps=config.loss.unroll_steps,
-        n_step=config.targets.n_step,
-        observation_keys=options.pop("observation_keys", ["observation"]),
-        absorb=config.loss.absorb,
-        **options,
-    )
+    options |= dict(unroll_steps=config.loss.unroll_steps, n_step=config.targets.n_step)
+    options = {"observation_keys": ["observation"], "absorb": config.loss.absorb, **options}
+    replay = SegmentReplayBuffer(TensorStorage(1000), **options)
     for rewards, first, end, more in episodes:
         size = len(rewards)
         states = torch.arange(first, first + size + 1, dtype=torch.float32).unsqueeze(1)
@@ -64,12 +59,7 @@ def replay_of(episodes, config, **options):
             next=dict(observation=states[1:]),
             batch_size=[size],
         )
-        following = more.pop("next", {})
-        for name, entry in more.items():
-            steps[name] = entry
-        for name, entry in following.items():
-            steps["next", name] = entry
-        replay.extend(steps)
+        replay.extend(steps.update(more))
     return replay
 
 
@@ -81,12 +71,8 @@ def batch_of(replay, planner, index, **options):
 @pytest.mark.parametrize("case", PEERS["cases"], ids=lambda case: f"td_{case['td_steps']}")
 @pytest.mark.parametrize("which", ["expected_paper", "expected_lightzero_single"])
 def test_targets_are_those_of_the_peers(case, which):
-    config = configured(
-        case["num_unroll_steps"],
-        case["td_steps"],
-        case["lstm_horizon_len"],
-        discount=case["discount"],
-    )
+    sizes = (case[name] for name in ("num_unroll_steps", "td_steps", "lstm_horizon_len"))
+    config = configured(*sizes, discount=case["discount"])
     segments = case["segments"]
     replay = replay_of([(s["rewards"], s["first_obs"], "terminated", {}) for s in segments], config)
     starts, row = [], 0
@@ -137,9 +123,8 @@ def test_value_targets_of_two_player_games_with_horizons_by_age(seed, end, absor
     players = torch.randint(2, (size + 1,), generator=generator)  # not only alternating
     values = torch.randn(size + 1, generator=generator)
     more = {"to_play": players[:-1], "next": {"to_play": players[1:]}}
-    replay = replay_of(
-        [(rewards, 0, end, more)], config, observation_keys=["observation", "to_play"]
-    )
+    keys = dict(observation_keys=["observation", "to_play"])
+    replay = replay_of([(rewards, 0, end, more)], config, **keys)
     spec = EnvSpec(observation_shape=(1,), action=Discrete(3), num_players=2)
     planner = Table(values, config, spec)
     index = torch.arange(size)

@@ -47,12 +47,8 @@ class Letters(Language_Environment):
 def oracle_agent(**options) -> ILQL:
     """An agent with the networks of `make_loss` and its options."""
     loss = make_loss(**options)
-    config = ILQLConfig(
-        model=loss.model.config,
-        loss=loss.config,
-        optimizer=OptimizerConfig(max_grad_norm=None),
-        target=TargetConfig(alpha=0.3),
-    )
+    parts = dict(optimizer=OptimizerConfig(max_grad_norm=None), target=TargetConfig(alpha=0.3))
+    config = ILQLConfig(model=loss.model.config, loss=loss.config, **parts)
     agent = ILQL.from_config(config).double()
     agent.install(loss.model, loss.target, config)
     return agent
@@ -73,10 +69,8 @@ def rows(num=12, seed=0) -> list[DataPoint]:
             actions += range(len(tokens) - 1, len(tokens) - 1 + len(utterance))
             tokens += [*utterance, 6, 2]
         rewards = [float(draw(3)) - 0.5 if tokens[at + 1] == END else 0.0 for at in actions]
-        points.append(
-            DataPoint.from_tokens(tokens, actions, rewards, end_of_action=END,
-                                  terminal=bool(draw(2)))
-        )  # fmt: skip
+        ends = dict(end_of_action=END, terminal=bool(draw(2)))
+        points.append(DataPoint.from_tokens(tokens, actions, rewards, **ends))
     return points
 
 

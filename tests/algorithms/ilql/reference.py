@@ -33,24 +33,15 @@ def slots_of(row, per_token, published, num_slots):
     found = []
     for index, (action, reward) in enumerate(zip(actions, rewards, strict=True)):
         last = index == len(actions) - 1
-        found.append(
-            Slot(
-                action=action,
-                state=states[index],
-                next_state=None if last and ended else states[index + 1],
-                token=row.tokens[action + 1] if per_token else None,
-                reward=reward,
-                positions=range(action, action + 1) if per_token else range(states[index], action),
-                for_values=True,
-                for_policy=True,
-            )
-        )
+        following = None if last and ended else states[index + 1]
+        token = row.tokens[action + 1] if per_token else None
+        positions = range(action, action + 1) if per_token else range(states[index], action)
+        found.append(Slot(action, states[index], following, token, reward, positions, True, True))
     if published and len(found) < num_slots and (not ended or not found):
         token = row.tokens[1] if per_token else None
         positions = range(1) if per_token else range(states[len(found)], 0)
-        found.append(
-            Slot(0, states[len(found)], None, token, 0.0, positions, not ended, not found)
-        )  # fmt: skip
+        state, is_open = states[len(found)], not ended
+        found.append(Slot(0, state, None, token, 0.0, positions, is_open, not found))
     return found
 
 

@@ -67,28 +67,21 @@ def numbers_of(config: ILQLLossConfig) -> TensorDict:
 def collate(rows: list, pad: int, level: str = "") -> TensorDict:
     """Rows of one level ("" for tokens, "u_" for utterances), right-padded."""
 
-    def padded(name, dtype, fill, rows=rows):
-        return pad_sequence(
-            [torch.tensor(row[name], dtype=dtype) for row in rows], True, padding_value=fill
-        )
+    def padded(name, dtype, fill):
+        each = [torch.tensor(row[name], dtype=dtype) for row in rows]
+        return pad_sequence(each, True, padding_value=fill)
 
     tokens = padded("tokens", torch.int64, pad)
     lengths = torch.tensor([len(row["tokens"]) for row in rows])
     num_actions = torch.tensor([len(row[level + "rewards"]) for row in rows])
     action_idxs = padded(level + "action_idxs", torch.int64, 0)
-    return TensorDict(
-        {
-            "tokens": tokens,
-            "attn_mask": torch.arange(tokens.shape[1]) < lengths[:, None],
-            "action_idxs": action_idxs,
-            "state_idxs": padded(level + "state_idxs", torch.int64, 0),
-            "rewards": padded(level + "rewards", torch.float64, 0.0),
-            "terminals": padded(level + "terminals", torch.bool, True),
-            "action_mask": torch.arange(action_idxs.shape[1]) < num_actions[:, None],
-            "index": torch.arange(len(rows)),
-        },
-        batch_size=[len(rows)],
-    )
+    entries = {"tokens": tokens, "action_idxs": action_idxs, "index": torch.arange(len(rows))}
+    entries["attn_mask"] = torch.arange(tokens.shape[1]) < lengths[:, None]
+    entries["action_mask"] = torch.arange(action_idxs.shape[1]) < num_actions[:, None]
+    entries["state_idxs"] = padded(level + "state_idxs", torch.int64, 0)
+    entries["rewards"] = padded(level + "rewards", torch.float64, 0.0)
+    entries["terminals"] = padded(level + "terminals", torch.bool, True)
+    return TensorDict(entries, batch_size=[len(rows)])
 
 
 def batch_of(name: str, level: str = "") -> TensorDict:

@@ -107,9 +107,8 @@ def test_prefix_embeddings_are_attended_to_and_have_no_outputs(arrangement):
     masked = agent(tokens[:, 2:], *index, prefix_embs=hidden, prefix_attn_mask=mask)
     torch.testing.assert_close(masked.target_q[0], full.target_q[0])
     position_embs = agent.model.trunk.wpe.weight[:2]
-    moved = agent(
-        tokens[:, 2:], *index, prefix_embs=prefix + position_embs, remove_prefix_position_embs=True
-    )
+    embs = dict(prefix_embs=prefix + position_embs, remove_prefix_position_embs=True)
+    moved = agent(tokens[:, 2:], *index, **embs)
     torch.testing.assert_close(moved.q[1], full.q[1])
 
 
@@ -227,9 +226,8 @@ def test_a_model_of_transformers_is_a_trunk(tmp_path):
         ILQL.from_checkpoint(tmp_path / "saved")
     again = agent.clone()
     again.load_checkpoint(tmp_path / "saved")
-    other = ILQL.from_checkpoint(
-        tmp_path / "saved", trunk=ILQL(None, tmp_path).model.trunk, dataset=agent.dataset
-    )
+    parts = dict(trunk=ILQL(None, tmp_path).model.trunk, dataset=agent.dataset)
+    other = ILQL.from_checkpoint(tmp_path / "saved", **parts)
     agent.learn(), again.learn(), other.learn()
     assert same(tensors_of(again), tensors_of(agent))
     assert same(tensors_of(other), tensors_of(agent))
