@@ -76,6 +76,13 @@ def test_changes_of_learning_settings_are_refused_at_a_resume(tmp_path):
     other = brief(num_updates=7, decode=DecodeConfig(num_beams=1))
     assert resume(folder, config=other, view=Quiet()).update == 7
     assert read_run(folder) == other
+    changed = replace(other, num_updates=9, decode=DecodeConfig(adv_weight=3.0, temperature=0.5))
+    resume(folder, config=changed, view=Quiet())
+    assert load_agent(folder, "newest").config == replace(changed.decode, max_new_tokens=2)
+    [row] = [row for row in rows(folder, "evaluate") if row["update"] == 9]
+    again = evaluate(folder, episodes=6, checkpoint="newest", seed=1)
+    explicit = evaluate(folder, episodes=6, checkpoint="newest", seed=1, decode=changed.decode)
+    assert again.games == explicit.games and len(row["returns"]) == 6
 
 
 def test_a_run_of_another_algorithm_is_refused(finished, tmp_path):

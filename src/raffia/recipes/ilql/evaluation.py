@@ -97,15 +97,19 @@ def decodings(config: ILQLRun) -> dict[str, DecodeConfig]:
 
 
 def with_member_decode(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
-    """The config with the decoding of one member of a population, which may have its own numbers.
+    """The config with the decoding of one member of a population, which has its own numbers where
+    these have ranges. All others are the config's, which a resumed run may have changed.
 
-    >>> hyper = TensorDict(temperature=torch.tensor(0.5), adv_weight=torch.tensor(1.0))
-    >>> decode = with_member_decode(ILQLRun(), hyper).decode
+    >>> from raffia.recipes.population_config import PopulationConfig
+    >>> hyper = TensorDict(temperature=torch.tensor(0.5), adv_weight=torch.tensor(7.0))
+    >>> some = ILQLRun(population=PopulationConfig(size=2, ranges=("temperature=0.1..2",)))
+    >>> decode = with_member_decode(some, hyper).decode
     >>> decode.temperature, decode.adv_weight == ILQLRun().decode.adv_weight
     (0.5, True)
     """
-    own = {}
-    for name in ("temperature", "adv_weight"):
+    own, population = {}, config.population
+    ranges = population.hyper_ranges() if population.size > 1 else {}
+    for name in {"temperature", "adv_weight"} & ranges.keys():
         number = hyper[name].cpu()
         if number != torch.tensor(getattr(config.decode, name), dtype=number.dtype):
             own[name] = number.item()
