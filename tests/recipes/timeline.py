@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from raffia.recipes import efficientzero, ilql
-from raffia.recipes.efficientzero import actors, evaluation, reanalyzers
+from raffia.recipes.efficientzero import actors, reanalyzers
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.tensordict import TensorDict
 from raffia.train import Checkpoints
+from raffia.train.evaluate import EpisodeBatch
 from tests.recipes.runs import Quiet
 
 
@@ -142,7 +143,7 @@ def timeline(config, folder, against=None):
         for module, kind, name in (
             (actors, "act", "act"),
             (actors, "random", "act_at_random"),
-            (evaluation, "evaluate", "play_members"),
+            (EpisodeBatch, "evaluate", "play"),
         ):
             patch.setattr(module, name, events.recorded(kind, getattr(module, name)))
         patch.setattr(reanalyzers, "make_batch", recording_make_batch)

@@ -9,7 +9,7 @@ from raffia.envs.board import TicTacToe
 from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.evaluate import play_episodes, play_members
+from raffia.train.evaluate import EpisodeBatch, play_episodes
 from tests.train.envs import RecordingActor, by_observation, counts
 
 
@@ -25,7 +25,7 @@ def test_a_weak_player_loses_a_strong_one_wins_and_the_first_player_alternates()
     won = play_episodes(TicTacToe(4), best_for(perfect), num_episodes=40, seed=0, opponent=random)
     assert min(won.returns) >= 0 and won.mean_return > 0.7
     settings = {"num_episodes": 6, "seed": 0, "opponent": perfect, "max_steps": 9}
-    found = play_members(TicTacToe(3), best_for(perfect), [0, 1], **settings)
+    found = EpisodeBatch(TicTacToe(3), best_for(perfect), members=[0, 1], **settings).play()
     found["alone"] = play_episodes(TicTacToe(4), best_for(perfect), **settings)
     for drawn in found.values():
         assert drawn.returns == [0.0] * 6 and drawn.as_first == [True, False] * 3
@@ -50,7 +50,7 @@ def test_lengths_limits_and_stops():
     assert play(num_episodes=3, max_steps=2).lengths == [2, 2, 2]
     assert play(num_episodes=3, stop=iter([False, False, True]).__next__) is None
     settings = {"num_episodes": 3, "seed": 0, "stop": lambda: True}
-    assert play_members(counts(2), of_member, [0], **settings) is None
+    assert EpisodeBatch(counts(2), of_member, members=[0], **settings).play() is None
 
 
 def test_actors_get_stacks_as_when_collecting():
@@ -105,7 +105,7 @@ def test_members_play_the_same_episodes_as_alone(num_envs, frame_stack):
     lengths = [2, 7, 3, 4] * 5
     settings = {"num_episodes": 5, "seed": 4, "frame_stack": frame_stack}
     envs = counts(num_envs, lengths[:num_envs]) if num_envs > 1 else counts(1)
-    found = play_members(envs, of_member, [0, 2, 1], **settings)
+    found = EpisodeBatch(envs, of_member, members=[0, 2, 1], **settings).play()
     assert list(found) == [0, 2, 1]
     for member, episodes in found.items():
         assert len(episodes.returns) == 5
@@ -131,6 +131,6 @@ def test_only_the_named_members_play_and_one_is_watched():
         return of_member(states)
 
     settings = dict(num_episodes=2, seed=0, watch=Watcher(), watched=3)
-    found = play_members(counts(4), choose, [1, 3], **settings)
+    found = EpisodeBatch(counts(4), choose, members=[1, 3], **settings).play()
     assert members == {1, 3} == set(found)
     assert sorted(ends) == list(enumerate(found[3].returns)) and set(episodes) == {0, 1}

@@ -100,189 +100,157 @@ def play_episodes(
     >>> play_episodes(SerialBatch([ValueProbe(), ValueProbe()]), first, num_episodes=3, seed=0)
     Episodes(returns=[1.0, 1.0, 1.0], lengths=[1, 1, 1], as_first=[])
     """
-    table = _EpisodeTable(env, num_episodes, seed, frame_stack, check)
-    if not _play(table, act, max_steps, opponent, watch, stop):
-        return None
-    return table.episodes(0)
+    batch = EpisodeBatch(
+        env, act, num_episodes, seed, None, frame_stack, max_steps, opponent, watch, 0, stop, check
+    )
+    played = batch.play()
+    return None if played is None else played[0]
 
 
-def play_members(
-    env: BatchEnv,
-    act: Act,  # of states with "member" int64 [n], whose agent is to act in each
-    members: Sequence[int] | None,  # None: one agent, which has no number, and is 0 here
-    *,
-    num_episodes: int,  # of each
-    seed: int,
-    frame_stack: int = 1,
-    max_steps: int = 27_000,
-    opponent: Opponent | None = None,
-    watch: Watch | None = None,
-    watched: int = 0,  # the member whose episodes are shown to `watch`
-    stop: Callable[[], bool] = lambda: False,
-    check: Callable[[TensorDict], None] = lambda outputs: None,
-) -> dict[int, Episodes] | None:
-    """Like `play_episodes`, for all members of a population together on the same episodes.
+@dataclass
+class EpisodeBatch:
+    """Episodes of one agent, or of members of a population, that are played together.
+
+    All play the same episodes; `play_episodes` says which.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ActionProbe
     >>> def own(state):
     ...     return TensorDict(action=state["member"], batch_size=[len(state)])
     >>> env = SerialBatch([ActionProbe(), ActionProbe()])
-    >>> found = play_members(env, own, [0, 1], num_episodes=3, seed=0)
+    >>> found = EpisodeBatch(env, own, num_episodes=3, seed=0, members=[0, 1]).play()
     >>> found[0].lengths, found[1].lengths
     ([1, 1, 1], [1, 1, 1])
     """
-    table = _EpisodeTable(env, num_episodes, seed, frame_stack, check, members or ())
-    if not _play(table, act, max_steps, opponent, watch, stop, watched):
-        return None
-    numbers = (0,) if members is None else members
-    return {member: table.episodes(slot) for slot, member in enumerate(numbers)}
 
+    env: BatchEnv
+    act: Act  # of states with "member" int64 [n], whose agent is to act in each, if there are some
+    num_episodes: int  # of each
+    seed: int
+    members: Sequence[int] | None = None  # None: one agent, which has no number, and is 0 here
+    frame_stack: int = 1
+    max_steps: int = 27_000
+    opponent: Opponent | None = None
+    watch: Watch | None = None
+    watched: int = 0  # the member whose episodes are shown to `watch`
+    stop: Callable[[], bool] = lambda: False
+    check: Callable[[TensorDict], None] = lambda outputs: None
 
-def _play(
-    table: _EpisodeTable,
-    act: Act,
-    max_steps: int,
-    opponent: Opponent | None,
-    watch: Watch | None,
-    stop: Callable[[], bool],
-    watched: int = 0,
-) -> bool:
-    """Play all episodes of the table; whether all were played."""
-    env = table.env
-    if env.spec.num_players == 2 and opponent is None:
-        raise ValueError(
-            f"{env.spec.name or 'this game'} has two players: pass opponent=RandomOpponent(), or "
-            "another of raffia.envs.opponents"
-        )
-    table.begin()
-    while len(table.rows):
-        if stop():
-            return False
-        turn = table.agents_turn()
-        action = torch.zeros(len(table.rows), *env.spec.action.shape, dtype=env.spec.action.dtype)
-        chosen = None
-        if bool(turn.any()):
-            chosen = act(table.agent_states()[turn])
-            action[turn] = chosen["action"]
-        if opponent is not None and not bool(turn.all()):
-            action[~turn] = opponent.act(table.states[~turn], table.generator)
-        if watch is not None:
-            _show(watch, table, turn, chosen, watched)
-        table.step(action, turn, max_steps, watch, watched)
-    return True
+    def __post_init__(self) -> None:
+        spec, num_envs = self.env.spec, self.env.num_envs
+        if spec.num_players == 2 and self.opponent is None:
+            raise ValueError(
+                f"{spec.name or 'this game'} has two players: pass opponent=RandomOpponent(), or "
+                "another of raffia.envs.opponents"
+            )
+        self._member = torch.tensor(self.members, dtype=torch.int64) if self.members else None
+        self._num_begun, self._num_all = 0, self.num_episodes * max(1, len(self.members or ()))
+        self._generator = generator_for(self.seed, "opponent")
+        self._slot = torch.zeros(num_envs, dtype=torch.int64)  # index of the member that plays
+        self._episode = torch.zeros(num_envs, dtype=torch.int64)  # which of its episodes
+        self._total = torch.zeros(num_envs, dtype=torch.float64)
+        self._length = torch.zeros(num_envs, dtype=torch.int64)
+        self._found: dict[tuple[int, int], tuple[float, int]] = {}
+        self._rows = torch.arange(min(num_envs, self._num_all))  # of environments that are played
+        self._states: TensorDict  # [n] of these rows
+        self._frames: Tensor | None = None  # [n, S, *O]
 
-
-def _show(
-    watch: Watch, table: _EpisodeTable, turn: Tensor, chosen: TensorDict | None, watched: int
-) -> None:
-    index = turn.cumsum(0) - 1
-    for i, row in enumerate(table.rows.tolist()):
-        if table.is_of(row, watched):
-            own = chosen[int(index[i])] if chosen is not None and bool(turn[i]) else None
-            watch.on_step(table.env, int(table.episode[row]), row, own)
-
-
-class _EpisodeTable:
-    """The environments in which episodes are going on."""
-
-    def __init__(
-        self,
-        env: BatchEnv,
-        num_episodes: int,
-        seed: int,
-        frame_stack: int,
-        check: Callable[[TensorDict], None],
-        members: Sequence[int] = (),  # none: one agent, which has no number
-    ) -> None:
-        self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
-        self.num_episodes, self.num_begun = num_episodes, 0
-        self.members = torch.tensor(members, dtype=torch.int64) if members else None
-        self.num_all = num_episodes * max(1, len(members))
-        self.generator = generator_for(seed, "opponent")
-        self.slot = torch.zeros(env.num_envs, dtype=torch.int64)  # index of the member that plays
-        self.episode = torch.zeros(env.num_envs, dtype=torch.int64)  # which of its episodes
-        self.total = torch.zeros(env.num_envs, dtype=torch.float64)
-        self.length = torch.zeros(env.num_envs, dtype=torch.int64)
-        self.found: dict[tuple[int, int], tuple[float, int]] = {}
-        self.rows = torch.arange(min(env.num_envs, self.num_all))  # of environments that are played
-        self.states: TensorDict  # [n] of these rows
-        self.frames: Tensor | None = None  # [n, S, *O]
-
-    def begin(self) -> None:
-        """The first episodes."""
-        self.states = self._begin(self.rows)
+    def play(self) -> dict[int, Episodes] | None:
+        """Play all episodes: those of each member; None if `stop` asked to stop meanwhile."""
+        self._states = self._begin(self._rows)
         if self.frame_stack > 1:
-            self.frames = first_frames(self.states["observation"], self.frame_stack)
+            self._frames = first_frames(self._states["observation"], self.frame_stack)
+        while len(self._rows):
+            if self.stop():
+                return None
+            self._step()
+        numbers = (0,) if self.members is None else self.members
+        return {member: self._episodes(slot) for slot, member in enumerate(numbers)}
 
-    def is_of(self, row: int, member: int) -> bool:
-        """Whether this member plays there; the one agent plays everywhere."""
-        return self.members is None or int(self.members[self.slot[row]]) == member
+    def _step(self) -> None:
+        """Act in all rows, and start new episodes where one has ended."""
+        action_spec, turn, chosen = self.env.spec.action, self._agents_turn(), None
+        action = torch.zeros(len(self._rows), *action_spec.shape, dtype=action_spec.dtype)
+        if bool(turn.any()):
+            chosen = self.act(self._agent_states()[turn])
+            action[turn] = chosen["action"]
+        if self.opponent is not None and not bool(turn.all()):
+            action[~turn] = self.opponent.act(self._states[~turn], self._generator)
+        if self.watch is not None:
+            self._show(self.watch, turn, chosen)
+        after = self.env.step(action, self._rows)
+        self.check(after)
+        self._total[self._rows] += torch.where(turn, after["reward"], -after["reward"])
+        self._length[self._rows] += 1
+        self._states = after.select(*self.env.spec.state_keys)
+        if self._frames is not None:
+            self._frames = next_frames(self._frames, after["observation"])
+        ended = over(after) | (self._length[self._rows] >= self.max_steps)
+        if bool(ended.any()):
+            self._end(ended)
+
+    def _show(self, watch: Watch, turn: Tensor, chosen: TensorDict | None) -> None:
+        index = turn.cumsum(0) - 1
+        for i, row in enumerate(self._rows.tolist()):
+            if self._is_watched(row):
+                own = chosen[int(index[i])] if chosen is not None and bool(turn[i]) else None
+                watch.on_step(self.env, int(self._episode[row]), row, own)
+
+    def _is_watched(self, row: int) -> bool:
+        """Whether the watched member plays there; the one agent plays everywhere."""
+        return self._member is None or int(self._member[self._slot[row]]) == self.watched
 
     def _begin(self, rows: Tensor) -> TensorDict:
-        numbers = torch.arange(self.num_begun, self.num_begun + len(rows))
-        self.num_begun += len(rows)
-        self.slot[rows] = numbers // self.num_episodes
-        self.episode[rows] = numbers % self.num_episodes
-        self.total[rows], self.length[rows] = 0, 0
-        played = self.episode[rows].tolist()
+        numbers = torch.arange(self._num_begun, self._num_begun + len(rows))
+        self._num_begun += len(rows)
+        self._slot[rows] = numbers // self.num_episodes
+        self._episode[rows] = numbers % self.num_episodes
+        self._total[rows], self._length[rows] = 0, 0
+        played = self._episode[rows].tolist()
         seeds = [derive_seed(self.seed, "evaluate", number) for number in played]
         first = self.env.reset(torch.tensor(seeds), rows)
-        self._check(first)
+        self.check(first)
         return first
 
-    def agent_states(self) -> TensorDict:
+    def _agent_states(self) -> TensorDict:
         """The states with their stacks of frames, and the player to act."""
-        out = self.states.clone(recurse=False)
-        if self.frames is not None:
-            out["observation"] = self.frames
-        if self.members is not None:
-            out["member"] = self.members[self.slot[self.rows]]
+        out = self._states.clone(recurse=False)
+        if self._frames is not None:
+            out["observation"] = self._frames
+        if self._member is not None:
+            out["member"] = self._member[self._slot[self._rows]]
         return out
 
-    def agents_turn(self) -> Tensor:
+    def _agents_turn(self) -> Tensor:
         """The rows in which the agent acts, bool [n]."""
         if self.env.spec.num_players == 1:
-            return torch.ones(len(self.rows), dtype=torch.bool)
-        return self.states["to_play"] == self.episode[self.rows] % 2
+            return torch.ones(len(self._rows), dtype=torch.bool)
+        return self._states["to_play"] == self._episode[self._rows] % 2
 
-    def step(
-        self, action: Tensor, turn: Tensor, max_steps: int, watch: Watch | None, watched: int
-    ) -> None:
-        """Act in all rows, and start new episodes where one has ended."""
-        after = self.env.step(action, self.rows)
-        self._check(after)
-        self.total[self.rows] += torch.where(turn, after["reward"], -after["reward"])
-        self.length[self.rows] += 1
-        self.states = after.select(*self.env.spec.state_keys)
-        if self.frames is not None:
-            self.frames = next_frames(self.frames, after["observation"])
-        ended = over(after) | (self.length[self.rows] >= max_steps)
-        if bool(ended.any()):
-            self._end(ended, watch, watched)
-
-    def _end(self, ended: Tensor, watch: Watch | None, watched: int) -> None:
-        for row in self.rows[ended].tolist():
-            episode, total = int(self.episode[row]), float(self.total[row])
-            self.found[int(self.slot[row]), episode] = total, int(self.length[row])
-            if watch is not None and self.is_of(row, watched):
-                watch.on_step(self.env, episode, row, None)
-                watch.ended(episode, total)
-        again = ended.nonzero().squeeze(-1)[: self.num_all - self.num_begun]
+    def _end(self, ended: Tensor) -> None:
+        for row in self._rows[ended].tolist():
+            episode, total = int(self._episode[row]), float(self._total[row])
+            self._found[int(self._slot[row]), episode] = total, int(self._length[row])
+            if self.watch is not None and self._is_watched(row):
+                self.watch.on_step(self.env, episode, row, None)
+                self.watch.ended(episode, total)
+        again = ended.nonzero().squeeze(-1)[: self._num_all - self._num_begun]
         if len(again):
-            first = self._begin(self.rows[again])
-            self.states[again] = first
-            if self.frames is not None:
-                self.frames[again] = first_frames(first["observation"], self.frame_stack)
+            first = self._begin(self._rows[again])
+            self._states[again] = first
+            if self._frames is not None:
+                self._frames[again] = first_frames(first["observation"], self.frame_stack)
         goes_on = ~ended
         goes_on[again] = True
-        self.rows, self.states = self.rows[goes_on], self.states[goes_on]
-        if self.frames is not None:
-            self.frames = self.frames[goes_on]
+        self._rows, self._states = self._rows[goes_on], self._states[goes_on]
+        if self._frames is not None:
+            self._frames = self._frames[goes_on]
 
-    def episodes(self, slot: int) -> Episodes:
+    def _episodes(self, slot: int) -> Episodes:
         """The episodes of the member at this index of the list."""
-        found = sorted((number, *found) for (of, number), found in self.found.items() if of == slot)
+        found = sorted(
+            (number, *found) for (of, number), found in self._found.items() if of == slot
+        )
         returns, lengths = [total for _, total, _ in found], [length for *_, length in found]
         two = self.env.spec.num_players == 2
         return Episodes(returns, lengths, [number % 2 == 0 for number, *_ in found] if two else [])

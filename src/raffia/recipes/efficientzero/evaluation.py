@@ -29,7 +29,7 @@ from raffia.recipes.efficientzero.actors import (
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.evaluate import Episodes, play_members
+from raffia.train.evaluate import EpisodeBatch, Episodes
 from raffia.train.nan_guard import all_finite
 from raffia.train.record import EpisodeRecorder, require_picture
 
@@ -104,12 +104,12 @@ class Evaluator:
         """
         evaluate, spec = self.config.evaluate, self.env.spec
         num_simulations = self.num_simulations
-        return play_members(
+        return EpisodeBatch(
             self.env,
             partial(act, planner, temperature=0.0, noise=False, num_simulations=num_simulations),
-            members,
             num_episodes=evaluate.num_episodes,
             seed=seed,
+            members=members,
             frame_stack=self.config.env.frame_stack,
             max_steps=evaluate.max_steps,
             opponent=make_opponent(evaluate.opponent, spec) if spec.num_players == 2 else None,
@@ -117,7 +117,7 @@ class Evaluator:
             watched=recorded,
             stop=stop,
             check=check,
-        )
+        ).play()
 
     def close(self) -> None:
         """Close the environments."""
