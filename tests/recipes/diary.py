@@ -56,39 +56,34 @@ class Diary:
     # -- watching
 
     def _watch_playing(self, patch):
-        run, act, at_random = self.run, actors.act, actors.act_at_random
-        make_batch, save_tree = reanalyzers.make_batch, run_module.save_tree
+        run = self.run
 
-        def recorded(kind):
-            def recording(planner, state, **options):
+        def note_search(kind):
+            def note(planner, state, **options):
                 assert planner is run.actor
                 self._note_search(kind, planner, **options)
-                return act(planner, state, **options)
 
-            return recording
+            return note
 
-        def recording_act_at_random(*args, **options):
+        def note_random(*_, **__):
             self.events.append(("random", run.collector.num_env_steps))
-            return at_random(*args, **options)
 
-        def recording_make_batch(segments, planner, *, correction_interval, **options):
+        def note_batch(segments, planner, *, correction_interval, **_):
             assert planner is run.reanalyze_planner
             beta = run.replay.beta
             recorded = (-1.0 if beta is None else beta, self._fingerprint(planner))
             self.events.append(("batch", *recorded, correction_interval, len(segments)))
             self.segments.append(segments.clone())
             self.replayed.append(("drawn", segments["index"].tolist()))
-            return make_batch(segments, planner, correction_interval=correction_interval, **options)
 
-        def recording_save_tree(folder, name, planner, state):
+        def note_tree(folder, name, planner, state):
             self.events.append(("tree", int(name)))
-            save_tree(folder, name, planner, state)
 
-        patch.setattr(actors, "act", recorded("act"))
-        patch.setattr(actors, "act_at_random", recording_act_at_random)
-        patch.setattr(reanalyzers, "make_batch", recording_make_batch)
-        patch.setattr(run_module, "save_tree", recording_save_tree)
-        patch.setattr(evaluation_module, "act", recorded("evaluate"))
+        _note_calls(patch, actors, "act", note_search("act"))
+        _note_calls(patch, actors, "act_at_random", note_random)
+        _note_calls(patch, reanalyzers, "make_batch", note_batch)
+        _note_calls(patch, run_module, "save_tree", note_tree)
+        _note_calls(patch, evaluation_module, "act", note_search("evaluate"))
 
     def _note_search(self, kind, planner, temperature, noise, num_simulations=None, seed=None):
         simulations = num_simulations or self.config.search.num_simulations
@@ -135,13 +130,10 @@ class Diary:
         run.learner = Watched()
 
     def _watch_files(self, patch):
-        save = Checkpoints.save
-
-        def recording_save(checkpoints, update, *args, **options):
+        def note_save(checkpoints, update, *_, **__):
             self.events.append(("save", update))
-            return save(checkpoints, update, *args, **options)
 
-        patch.setattr(Checkpoints, "save", recording_save)
+        _note_calls(patch, Checkpoints, "save", note_save)
 
     # -- names of the weights
 
@@ -170,6 +162,17 @@ class Diary:
             tuple(names.get(part, "?") if isinstance(part, tuple) else part for part in event)
             for event in self.events
         ]
+
+
+def _note_calls(patch, owner, name, note):
+    """Call `note` with the arguments of each call, before it."""
+    function = getattr(owner, name)
+
+    def noted(*args, **options):
+        note(*args, **options)
+        return function(*args, **options)
+
+    patch.setattr(owner, name, noted)
 
 
 def _rate(before, after, grads):
@@ -290,8 +293,6 @@ def plain_weights(diary):
         else:
             for number, priority in zip(*values, strict=True):
                 known[number] = priority
-            largest, has_priorities = (
-                max([*values[1], *([largest] if has_priorities else [])]),
-                True,
-            )
+            largest = max([*values[1], *([largest] if has_priorities else [])])
+            has_priorities = True
     return found

@@ -1,7 +1,6 @@
 """Agents as folders of transformers: the same logits, the same tokens, and the way back."""
 
 import copy
-import io
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig
 from raffia.recipes.ilql.export import export, load_exported
 from raffia.recipes.run_folder import create_run
 from raffia.train import RunError
-from raffia.train.view import PlainView
 from tests.recipes.ilql_runs import write_chats, write_tokenizer
+from tests.recipes.runs import Quiet, with_all
 
 transformers = pytest.importorskip("transformers")
 
@@ -34,15 +33,9 @@ DIALOGUE = Dialogue([("say 3", None), ("3", 0.0), ("say 5", None)], terminal=Fal
 
 def run_of(folder, **changes):
     """A run of one update with a large learning rate, on games or on chats."""
-    config = replace(
-        SMOKE,
-        optimizer=replace(SMOKE.optimizer, learning_rate=0.05),
-        num_updates=1,
-        batch_size=4,
-        evaluate=replace(SMOKE.evaluate, num_episodes=4),
-    )
-    config = with_sizes(replace(config, **changes))
-    train(config, folder, view=PlainView(io.StringIO()))
+    config = with_all(SMOKE, num_updates=1, batch_size=4, evaluate__num_episodes=4)
+    config = with_sizes(replace(with_all(config, optimizer__learning_rate=0.05), **changes))
+    train(config, folder, view=Quiet())
     return config
 
 

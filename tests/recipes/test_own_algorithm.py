@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import make_dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from raffia.cli import main
 from raffia.recipes import Algorithm, RunError, find_algorithm, read_run, resume_run, train_run
 from raffia.train.config import ConfigError
+from tests.marks import refusals
 from tests.recipes.runs import Quiet, last_state, same, terminate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
@@ -59,13 +61,10 @@ def test_the_loss_is_that_of_double_dqn(dqn):
     state = learner.init(0)
     state["target"] = state["target"] * 0.5
     draws = torch.Generator().manual_seed(0)
-    batch = TensorDict(
-        observation=torch.randn(2, 2, 4, generator=draws),
-        action=torch.tensor([[1, 0], [2, 0]]),
-        reward=torch.tensor([[0.3, 9.0], [0.1, 9.0]]),
-        discount=torch.tensor([[1.0, 9.0], [0.0, 9.0]]),
-        batch_size=[2],
-    )
+    action, reward = torch.tensor([[1, 0], [2, 0]]), torch.tensor([[0.3, 9.0], [0.1, 9.0]])
+    batch = TensorDict(action=action, reward=reward, batch_size=[2])
+    batch["observation"] = torch.randn(2, 2, 4, generator=draws)
+    batch["discount"] = torch.tensor([[1.0, 9.0], [0.0, 9.0]])
     _, metrics = learner.grads(state, batch)
     losses = []
     for row in range(2):
@@ -109,29 +108,26 @@ def test_a_run_s_folder_cannot_import_a_module_of_the_current_folder(
         read_run("run")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
+OTHERS = {  # a name, and words of the error
+    "efficientzer": "did you mean efficientzero",
+    "no_such_package:dqn": "no_such_package:dqn cannot be imported",
+    "no_such_file.py:dqn": "cannot be imported: .*No such file",
+    f"{EXAMPLE}:dqnn": "has no attribute 'dqnn'",
+    f"{EXAMPLE}:DQNConfig": "is a type, not a raffia.recipes.Algorithm",
+}
+NO_SEED = make_dataclass("NoSeed", [("device", str, "cpu"), ("num_threads", int, 1)])
+LACKING = dict(name="lacking", make="nowhere:Experiment")
+test_what_is_no_algorithm_is_refused = refusals(
     [
-        ("efficientzer", "did you mean efficientzero"),
-        ("no_such_package:dqn", "no_such_package:dqn cannot be imported"),
-        ("no_such_file.py:dqn", "cannot be imported: .*No such file"),
-        (f"{EXAMPLE}:dqnn", "has no attribute 'dqnn'"),
-        (f"{EXAMPLE}:DQNConfig", "is a type, not a raffia.recipes.Algorithm"),
-    ],
+        *((partial(find_algorithm, name), ConfigError, words) for name, words in OTHERS.items()),
+        (
+            lambda: Algorithm(config=NO_SEED, **LACKING),
+            TypeError,
+            "NoSeed has no title and no seed,",
+        ),
+        (lambda: Algorithm(config={"seed": 0}, **LACKING), TypeError, "is not a dataclass"),
+    ]
 )
-def test_other_objects_than_algorithms_are_refused(name, message):
-    with pytest.raises(ConfigError, match=message):
-        find_algorithm(name)
-
-
-def test_configs_that_lack_required_fields_are_refused():
-    no_seed = make_dataclass("NoSeed", [("device", str, "cpu"), ("num_threads", int, 1)])
-    for config, message in (
-        (no_seed, "NoSeed has no title and no seed, which every run needs"),
-        ({"seed": 0}, "is not a dataclass"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            Algorithm(name="lacking", config=config, make="nowhere:Experiment")
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):

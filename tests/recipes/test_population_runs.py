@@ -24,12 +24,9 @@ POPULATION = PopulationConfig(
     size=3, spread=30.0, parameters=0.5, ranges=("learning_rate=1e-6..1", "tau=0.5..0.95")
 )
 SEED = 19  # with it one member gets a rate of 1e30
-RUN = replace(
-    ILQL_PRESETS["ilql-smoke"],
-    population=POPULATION,
-    num_updates=12,
-    evaluate=ILQLEvaluateConfig(every_updates=4, num_episodes=4),
-)
+EVALUATE = ILQLEvaluateConfig(every_updates=4, num_episodes=4)
+RUN = with_all(ILQL_PRESETS["ilql-smoke"], num_updates=12, evaluate=EVALUATE)
+RUN = replace(RUN, population=POPULATION)
 SIZES = {"ranges": ("batch_size=2..12",), "spread": 2.0, "parameters": 0.0, "hyper": 1.0}
 CHANCES = dict(no_mutation=0.1, hyper=0.0, parameters=0.3, activation=1.0, architecture=1.0)
 FORMS = PopulationConfig(size=3, **CHANCES, new_layer_prob=0.5)

@@ -29,13 +29,8 @@ def on_a_cluster(tmp_path):
 
         def call(name):
             environment = os.environ | {"RAY_TMPDIR": folder}
-            command = [
-                sys.executable,
-                "-m",
-                "tests.recipes.ray_machines",
-                name,
-                str(tmp_path / "run"),
-            ]
+            program = [sys.executable, "-m", "tests.recipes.ray_machines"]
+            command = [*program, name, str(tmp_path / "run")]
             ended = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=900, check=False
             )

@@ -150,16 +150,15 @@ def test_images_and_masks_are_converted():
         assert steps["action"].tolist() == [1, 2] and steps["reward"].tolist() == [reward] * 2
 
 
-@pytest.mark.parametrize(
-    ("base", "replay", "expected"),
-    [
-        (BASE, "shared", [180]),
-        (with_all(SHARDS, replay__capacity=400), "shared", [90, 90]),
-        (MEMBERS, "shared", [180]),
-        (MEMBERS, "own", [180] * 4),
-    ],
-    ids=["one", "shards", "members", "members with replays"],
-)
+FILLED = {  # the run, its kind of replay, and the steps in each buffer
+    "one": (BASE, "shared", [180]),
+    "shards": (with_all(SHARDS, replay__capacity=400), "shared", [90, 90]),
+    "members": (MEMBERS, "shared", [180]),
+    "members with replays": (MEMBERS, "own", [180] * 4),
+}
+
+
+@pytest.mark.parametrize(("base", "replay", "expected"), FILLED.values(), ids=FILLED)
 @pytest.mark.parametrize("num_updates", [0, 3])
 def test_every_kind_of_replay_is_filled(base, replay, expected, num_updates, file, tmp_path):
     config = learning_from(base, file, num_updates=num_updates, population__replay=replay)
@@ -199,12 +198,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "at"),
-    slow_among([("collects", 5), ("alone", 5), ("on disk", 6)], ("collects", 5), ("on disk", 6)),
-)
-def test_a_stopped_run_is_resumed_without_the_files(name, at, tmp_path):
-    path = tmp_path / "recorded.jsonl"
+@pytest.mark.parametrize("name", slow_among(RUNS, "collects", "on disk"))
+def test_a_stopped_run_is_resumed_without_the_files(name, tmp_path):
+    path, at = tmp_path / "recorded.jsonl", 5
     config = RUNS[name](write(path))
     efficientzero.train(config, tmp_path / "straight", view=Quiet())
     stopped = efficientzero.train(config, tmp_path / "run", view=Quiet({at: terminate}))
@@ -371,12 +367,8 @@ def test_cartpole_is_learned_from_files_alone(tmp_path):
     """Much better than the recorded random policy: imitation alone would not do."""
     path = tmp_path / "recorded.jsonl"
     assert record(path, num_episodes=400) < 25
-    config = alone(
-        str(path),
-        run=with_all(PRESETS["cartpole"], targets__n_step=10),
-        num_updates=750,
-        evaluate__every_updates=250,
-        evaluate__target_return=150.0,
-    )
+    run = with_all(PRESETS["cartpole"], targets__n_step=10)
+    config = alone(str(path), run=run, num_updates=750, evaluate__target_return=150.0)
+    config = with_all(config, evaluate__every_updates=250)
     result = efficientzero.train(config, tmp_path / "run", view=Quiet())
     assert result.reason == "target"

@@ -120,10 +120,7 @@ STOPS = [  # after which updates it is stopped
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "stops"),
-    [pytest.param(*row, marks=[pytest.mark.slow] * (row != STOPS[0])) for row in STOPS],
-)
+@pytest.mark.parametrize(("name", "stops"), slow_among(STOPS, *STOPS[1:]))
 def test_a_stopped_and_resumed_run_is_the_same_run(name, stops, uninterrupted, tmp_path):
     config, folder = CONFIGS[name](), tmp_path / "run"
     functions = functions_of(config)
@@ -140,10 +137,10 @@ def die():
     raise MemoryError("killed")
 
 
-@pytest.mark.parametrize(
-    ("name", "every", "num_updates"),
-    [pytest.param("efficientzero", 7, 30, marks=pytest.mark.slow), ("ilql", 5, 12)],
-)
+DEATHS = [("efficientzero", 7, 30), ("ilql", 5, 12)]
+
+
+@pytest.mark.parametrize(("name", "every", "num_updates"), slow_among(DEATHS, DEATHS[0]))
 def test_a_run_that_dies_resumes_from_its_last_checkpoint(
     name, every, num_updates, uninterrupted, tmp_path
 ):
@@ -278,13 +275,10 @@ def stopping_in_evaluation(patch, number):
     patch.setattr(spoken_evaluation, "play", stopping(spoken_evaluation.play))
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "update"),
-    slow_among(
-        [("efficientzero twelve", 1, 3), ("efficientzero twelve", 2, 12), ("ilql", 3, 8)],
-        ("efficientzero twelve", 2, 12),
-    ),
-)
+EVALUATIONS = [("efficientzero twelve", 1, 3), ("efficientzero twelve", 2, 12), ("ilql", 3, 8)]
+
+
+@pytest.mark.parametrize(("name", "number", "update"), slow_among(EVALUATIONS, EVALUATIONS[1]))
 def test_an_interrupted_evaluation_is_made_after_the_resume(
     name, number, update, uninterrupted, tmp_path, monkeypatch
 ):

@@ -21,6 +21,7 @@ from raffia.report import summarise, write_report
 from raffia.report.folder import read_run as read_report
 from raffia.tensordict import TensorDict
 from raffia.train import CheckpointError, Checkpoints, NonFiniteError, RunError
+from tests.marks import slow_among
 from tests.recipes.runs import Quiet, last_state, refused, rows, same, short, terminate, with_all
 
 
@@ -198,17 +199,11 @@ def breaking(entry, evaluation_entry=None, batch=SerialBatch):
     return envs
 
 
-@pytest.mark.parametrize(
-    ("envs", "message"),
-    [
-        pytest.param(
-            breaking("observation"),
-            "batch observation: nan in rows 0, 1, 2, 3",
-            marks=pytest.mark.slow,
-        ),
-        (breaking("nowhere", "reward"), "batch reward: nan in rows 0, 1"),
-    ],
-)
+SEEN = breaking("observation"), "batch observation: nan in rows 0, 1, 2, 3"
+PAID = breaking("nowhere", "reward"), "batch reward: nan in rows 0, 1"
+
+
+@pytest.mark.parametrize(("envs", "message"), slow_among([SEEN, PAID], SEEN))
 def test_nan_of_an_environment_stops_the_run_and_is_named(envs, message, tmp_path):
     """With a fixed environment the run is resumed."""
     config = with_all(short(), checkpoint__every_updates=1, collect__random_env_steps=24)
