@@ -65,6 +65,16 @@ def test_a_run_writes_its_files_without_environment_steps(finished):
     assert row["low"] <= row["mean_return"] <= row["high"] and 0 <= row["share_won"] <= 1
 
 
+def test_micro_batches_make_the_same_update(tmp_path):
+    games = WordleConfig(num_words=12, num_games=8)  # all in one batch: some short, some long
+    config = with_all(brief(num_updates=2, wordle=games), model__trunk__dropout=0.0)
+    for num in (4, 1):
+        train(with_all(config, num_micro_batches=num), tmp_path / f"{num}", view=Quiet())
+    one, other = (last(tmp_path / name).tensors("state")["params"] for name in ("4", "1"))
+    for key in one.keys(True, True):
+        torch.testing.assert_close(one[key], other[key], atol=1e-5, rtol=1e-4)
+
+
 def test_changes_of_learning_settings_are_refused_at_a_resume(tmp_path):
     folder = tmp_path / "run"
     train(brief(num_updates=5), folder, view=Quiet())

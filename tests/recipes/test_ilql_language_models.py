@@ -181,6 +181,18 @@ def change_weights(folder):
     trunk.model.save_pretrained(folder)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_gradient_checkpointing_changes_nothing(kind, models_folder, tmp_path):
+    config = config_of(models_folder, kind, num_updates=2, lora=LoRAConfig(rank=2, dropout=0.1))
+    states = []
+    for checkpointing in (False, True):
+        changed = with_trunk(config, gradient_checkpointing=checkpointing, dropout=0.1)
+        train(changed, tmp_path / f"{checkpointing}", view=Quiet())
+        states.append(last(tmp_path / f"{checkpointing}").tensors("state")["params"])
+    for key in states[0].keys(True, True):
+        torch.testing.assert_close(states[1][key], states[0][key], rtol=1e-4, atol=1e-6)
+
+
 def test_networks_of_another_kind_are_refused(models_folder, tmp_path):
     config = config_of(models_folder, "gpt2", lora=LoRAConfig(rank=2), num_updates=1)
     train(config, tmp_path / "run", view=Quiet())
