@@ -86,10 +86,8 @@ def test_forms_of_calls(make, kwargs, result):
     assert make()(torch.ones(B, T), torch.ones(B, 1)).shape == (B, T)
 
 
-RESULTS = [  # out_keys of `Three`, and the results for zeros
-    *((["w", "u"], (3, 1)), ([("n", "v"), "a"], (2, 0)), (["u", "_", "w"], (1, 3))),
-    *((["u"], 1), ([], ()), (["_"], ())),
-]
+SEVERAL = [(["w", "u"], (3, 1)), ([("n", "v"), "a"], (2, 0)), (["u", "_", "w"], (1, 3))]
+RESULTS = [*SEVERAL, (["u"], 1), ([], ()), (["_"], ())]  # of `Three`: out_keys, outputs for zeros
 
 
 @pytest.mark.parametrize("keys, amounts", RESULTS, ids=str)

@@ -350,30 +350,28 @@ def test_a_keyed_module_is_called_with_tensors_and_into_another_container():
         assert set(made(data.select("x"), params).keys(True, True)) == {"x", ("h", "x")}
 
 
-@pytest.mark.parametrize("kind", [Mod, "probabilistic"])
-def test_keyed_modules_around_functional_nets_take_their_parameters(kind):
+def test_keyed_modules_around_functional_nets_take_their_parameters():
     nets = [nn.Linear(3, 4), nn.Linear(4, 2)]
     td, params = TensorDict(x=torch.rand(5, 3), batch_size=[5]), [make_functional(n) for n in nets]
-    want = nets[0](td["x"], params[0])
+    hidden = nets[0](td["x"], params[0])
+    want = nets[1](hidden, params[1])
     modules = [Mod(nets[0], ["x"], ["h"]), Mod(nets[1], ["h"], ["y"])]
-    tree, out = TensorDict(module=params[0]), "h"
-    if kind is Mod:
-        module = modules[0]
-    else:
-        want, out = nets[1](want, params[1]), "y"
-        tree = TensorDict(module={str(i): {"module": p} for i, p in enumerate(params)})
-        head = ProbabilisticTensorDictModule({"param": "y"}, ["a"])
-        module = ProbabilisticTensorDictSequential(*modules, head)
+    alone = TensorDict(module=params[0])
+    for got in (modules[0](td.copy(), params=alone), modules[0](td.copy(), alone)):
+        assert_close(got["h"], hidden)
+    head = ProbabilisticTensorDictModule({"param": "y"}, ["a"])
+    module = ProbabilisticTensorDictSequential(*modules, head)
+    tree = TensorDict(module={str(i): {"module": p} for i, p in enumerate(params)})
     for got in (module(td.copy(), params=tree), module(td.copy(), tree)):
-        assert_close(got[out], want)
+        assert_close(got["y"], want)
     several = torch.vmap(module, (None, 0))(td, tree.expand(2))
-    assert several.batch_size == (2, 5) and several[out].shape == (2, *want.shape)
+    assert several.batch_size == (2, 5) and several["y"].shape == (2, *want.shape)
     with pytest.raises(TypeError, match="stateless"):
         module(td, None)
     for net, p in zip(nets, params, strict=True):
         repopulate_module(net, p)
-    assert_close(module(td.copy())[out], want)
-    assert (module(td.copy(), params=zeros(tree.data))[out] == 0).all()
+    assert_close(module(td.copy())["y"], want)
+    assert (module(td.copy(), params=zeros(tree.data))["y"] == 0).all()
 
 
 def test_a_container_for_a_plain_module_warns():

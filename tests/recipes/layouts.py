@@ -135,13 +135,11 @@ def results_of(folder):
             part = name.removesuffix(".safetensors")
             for key, value in sorted(found.tensors(part).items(True, True), key=str):
                 code.update(str((part, key)).encode() + value.contiguous().numpy().tobytes())
-    kinds, available = ("dialogues", "episodes", "trees"), checkpoints.available()
-    return RunResult(
-        *(found.update, found.extras["evaluate"], code.hexdigest()),
-        *(rows(folder, "evaluate", "generation"), rows(folder, "episode")),
-        {checkpoint.update: checkpoint.score for checkpoint in available},
-        {path.name: path.read_bytes() for kind in kinds for path in folder.glob(f"{kind}/*")},
-    )
+    kinds, evaluated = ("dialogues", "episodes", "trees"), found.extras["evaluate"]
+    files = {path.name: path.read_bytes() for kind in kinds for path in folder.glob(f"{kind}/*")}
+    scores = {checkpoint.update: checkpoint.score for checkpoint in checkpoints.available()}
+    rows_of = rows(folder, "evaluate", "generation"), rows(folder, "episode")
+    return RunResult(found.update, evaluated, code.hexdigest(), *rows_of, scores, files)
 
 
 def algorithm_of(config):

@@ -69,9 +69,11 @@ CASES = {
         "evaluate": {"num_simulations": 5, "every_env_steps": 7},
         "targets": {"target_interval": 1, "horizon_fraction": 0.1},
     },
-    "no priorities, and nothing in between": {"replay__alpha": 0.0}
-    | dict.fromkeys(("checkpoint__every_updates", "targets__target_interval"), 10**6)
-    | {"evaluate__every_env_steps": 10**6},
+    "no priorities, and nothing in between": {
+        "replay__alpha": 0.0,
+        **dict.fromkeys(("evaluate__every_env_steps", "checkpoint__every_updates"), 10**6),
+        "targets__target_interval": 10**6,
+    },
 }
 
 

@@ -76,12 +76,10 @@ def embeddings(model, rows, draw):
 def memory(model, batch, draw):
     """A search's memory with three rows for each root: parent, new node, unused."""
     nine, rows = torch.full((batch,), 9.0), torch.arange(batch)
-    return SearchMemory(
-        embeddings=embeddings(model, 3 * batch, draw),
-        **dict(parent_row=3 * rows, node_row=3 * rows + 1, action=rows * 7 % 5),
-        **dict(reset=rows % 3 == 1, reward=nine, value=nine.clone()),
-        prior_logits=torch.full((batch, 5), 9.0),
-    )
+    entries = dict(parent_row=3 * rows, node_row=3 * rows + 1, action=rows * 7 % 5)
+    entries |= dict(reset=rows % 3 == 1, reward=nine, value=nine.clone())
+    entries["prior_logits"] = torch.full((batch, 5), 9.0)
+    return SearchMemory(embeddings=embeddings(model, 3 * batch, draw), **entries)
 
 
 def expected(model, embedding, action):
