@@ -13,7 +13,7 @@ from raffia.hints import plural
 from raffia.report import episodes
 from raffia.report.episodes import natural
 from raffia.report.folder import Run, content, entries, read_json
-from raffia.report.groups import Group, leading
+from raffia.report.groups import Groups, leading
 from raffia.report.markup import NONE, count, figure, percent, size, table
 from raffia.report.rows import number, numbers
 
@@ -23,10 +23,10 @@ _MOST_ACTIONS = 12  # in the table
 _LARGEST = 600_000  # bytes of a picture
 
 
-def played_sections(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
+def played_sections(groups: Groups, page: Path, notes: list[str]) -> Html:
     """The sections of episodes, searched trees and evaluations, of runs whose agents plan and
     play."""
-    runs = [run for group in groups for run in group.runs if not run.of_dialogues]
+    runs = [run for run in groups.runs if not run.of_dialogues]
     if not runs:
         return Html("")
     parts = [el("h2", "Episodes")]

@@ -18,7 +18,7 @@ from raffia.report.dialogue_files import (
     read_dialogues,
 )
 from raffia.report.folder import Run
-from raffia.report.groups import Group, leading
+from raffia.report.groups import Groups, leading
 from raffia.report.markup import NONE, count, figure, shown_token, table
 
 _MOST_SHOWN = 4  # runs of which dialogues are shown
@@ -39,7 +39,7 @@ _NAMED = 15  # pixels that a column must have for its token to be named below it
 _LONGEST = 9  # characters of a name
 
 
-def dialogues(groups: Sequence[Group], notes: list[str]) -> Html:
+def dialogues(groups: Groups, notes: list[str]) -> Html:
     """Dialogues of the best run of each configuration; nothing of runs that have none."""
     runs = [run for run in leading(groups) if run.of_dialogues][:_MOST_SHOWN]
     if not runs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from raffia.report.folder import Run
@@ -24,6 +25,15 @@ class Group:
     label: str
     runs: tuple[Run, ...]
     settings: Mapping[str, Any] | None = None  # flat, without the seed; None: no file has them
+
+
+class Groups(tuple[Group, ...]):
+    """The configurations of a page, in the order in which each came first."""
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The runs of all groups."""
+        return [run for group in self for run in group.runs]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -59,7 +69,7 @@ def written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def grouped(runs: Sequence[Run]) -> Groups:
     """The runs by configuration, in the order in which each came first.
 
     >>> from pathlib import Path
@@ -81,7 +91,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         settings.pop("seed", None)
         groups.append(Group("", tuple(equal), settings or None))
     labels = _labels(groups)
-    return [Group(label, one.runs, one.settings) for label, one in zip(labels, groups, strict=True)]
+    return Groups([replace(one, label=label) for label, one in zip(labels, groups, strict=True)])
 
 
 def differing(groups: Sequence[Group]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from raffia.draw.markup import Html, el, join
 from raffia.hints import plural
 from raffia.report.folder import Run
-from raffia.report.groups import Group
+from raffia.report.groups import Group, Groups
 from raffia.report.markup import NONE, between, count, duration, figure, percent, table, toned
 from raffia.report.panel import tone
 from raffia.report.plots import is_game
@@ -38,10 +38,9 @@ def state_pill(run: Run) -> Html:
     return el(f"span.pill.{kind}", text)
 
 
-def head(groups: Sequence[Group]) -> Html:
+def head(groups: Groups) -> Html:
     """Title, what was run, and key figures."""
-    runs = [run for group in groups for run in group.runs]
-    return _one(runs[0]) if len(runs) == 1 else _several(groups)
+    return _one(groups.runs[0]) if len(groups.runs) == 1 else _several(groups)
 
 
 def rate(run: Run, key: str, total: float) -> float:
@@ -145,8 +144,8 @@ def _of_dialogues(run: Run) -> list[Html]:
     return cards
 
 
-def _several(groups: Sequence[Group]) -> Html:
-    runs = [run for group in groups for run in group.runs]
+def _several(groups: Groups) -> Html:
+    runs = groups.runs
     eyebrow = f"Raffia · report of {plural(len(runs), 'run')}"
     if len(groups) > 1:
         eyebrow += f" in {plural(len(groups), 'configuration')}"

@@ -14,7 +14,7 @@ from raffia.hints import plural
 from raffia.report.dialogue_files import best_file, read_dialogues
 from raffia.report.episodes import EvaluationFile, read_evaluations
 from raffia.report.folder import Run
-from raffia.report.groups import Group, flat
+from raffia.report.groups import Group, Groups, flat
 from raffia.report.markup import (
     NONE,
     between,
@@ -37,7 +37,7 @@ _VALUES = ("v_weight", "q_weight", "cql_weight", "dm_weight")
 _WIDTH = 170  # pixels of the drawn interval
 
 
-def methods(groups: Sequence[Group], notes: list[str]) -> Html:
+def methods(groups: Groups, notes: list[str]) -> Html:
     """Methods, decodings and data in a table; nothing of runs that compare none."""
     found = tables(groups)
     held_out = _held_out(groups)
@@ -52,7 +52,7 @@ def methods(groups: Sequence[Group], notes: list[str]) -> Html:
         parts.append(el("p.faint", _explained([row for _, rows in found for row in rows])))
     if held_out:
         parts.append(held_out)
-    files = _files([run for group in groups for run in group.runs], notes)
+    files = _files(groups.runs, notes)
     return join([*parts, files])
 
 
@@ -121,7 +121,7 @@ def _explained(rows: Sequence[MethodRow]) -> str:
     return " ".join(text)
 
 
-def _held_out(groups: Sequence[Group]) -> Html:
+def _held_out(groups: Groups) -> Html:
     """Losses and values on held-out rows at the best evaluation, by configuration."""
     found = [
         (index, group, [dict(run.best.held_out) for run in group.runs if run.best and run.of_loss])
@@ -253,7 +253,7 @@ def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
     return f"{decoding_label(name)}: {how}"
 
 
-def tables(groups: Sequence[Group]) -> list[tuple[str, list[MethodRow]]]:
+def tables(groups: Groups) -> list[tuple[str, list[MethodRow]]]:
     """For each dialogue data set, its description and the rows of the methods trained on it.
 
     >>> tables([])
@@ -266,7 +266,7 @@ def tables(groups: Sequence[Group]) -> list[tuple[str, list[MethodRow]]]:
     found = []
     for some in by_data.values():
         names = [method_of(group.settings or {}) for _, group in some]
-        rows, data = [], _data_rows([group for _, group in some])
+        rows, data = [], _data_rows(Groups([group for _, group in some]))
         for (index, group), name in zip(some, names, strict=True):
             label = group.label if not name or names.count(name) > 1 else ""
             title = " · ".join([part for part in (name, label) if part])
@@ -279,8 +279,9 @@ def tables(groups: Sequence[Group]) -> list[tuple[str, list[MethodRow]]]:
 def over(values: Sequence[float]) -> Decoding:
     """The mean over seeds, with the 95 % interval of Student's t.
 
-    >>> over([-2.0, -1.0, -3.0])
-    Score(mean=-2.0, low=-4.4843..., high=0.4843...)
+    >>> found = over([-2.0, -1.0, -3.0])
+    >>> found.mean, found.low, found.high
+    (-2.0, -4.4843..., 0.4843...)
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
@@ -388,10 +389,10 @@ def _data_name(group: Group) -> str:
     return f"{task}, {games}" if isinstance(games, str) else task
 
 
-def _data_rows(groups: Sequence[Group]) -> list[MethodRow]:
+def _data_rows(groups: Groups) -> list[MethodRow]:
     """Rows of the logged dialogues' own returns, where a file has them."""
     found: dict[str, MethodRow] = {}
-    for run in [run for group in groups for run in group.runs]:
+    for run in groups.runs:
         data = _data_of(run)
         whole, rows = result_of(data), number(data.get("num_rows"))
         if whole is None or math.isnan(rows):

@@ -16,7 +16,7 @@ from raffia.files import make_folder, write_atomically
 from raffia.report.artifacts import checkpoints, played_sections
 from raffia.report.dialogues import dialogues
 from raffia.report.folder import Run, read_run
-from raffia.report.groups import Group, flat, grouped, preset_values, written
+from raffia.report.groups import Groups, flat, grouped, preset_values, written
 from raffia.report.heads import head
 from raffia.report.markup import table, toned
 from raffia.report.methods import methods
@@ -123,7 +123,7 @@ def _notes(notes: Sequence[str]) -> Html:
     return el("div.notes", el("b", "Missing or damaged"), el("ul", *items))
 
 
-def _settings(groups: Sequence[Group], presets: Mapping[str, Mapping[str, Any]]) -> Html:
+def _settings(groups: Groups, presets: Mapping[str, Mapping[str, Any]]) -> Html:
     """The whole config, with what differs from the preset marked."""
     parts = [el("h2", "Configuration")]
     for index, group in enumerate(groups):

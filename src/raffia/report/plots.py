@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from raffia.hints import plural
 from raffia.report.folder import Run
-from raffia.report.groups import Group
+from raffia.report.groups import Group, Groups
 from raffia.report.markup import time_unit
 from raffia.report.panel import Area, Curve, Line, Panel, every, over_runs, quartiles, thinned, tone
 from raffia.report.rows import Decoding, EvaluationRow, Row, number
@@ -42,19 +42,19 @@ def is_game(runs: Sequence[Run]) -> bool:
     return any(one.as_first for run in runs for one in run.evaluations)
 
 
-def learning_panels(groups: Sequence[Group]) -> list[Panel]:
+def learning_panels(groups: Groups) -> list[Panel]:
     """Panels of returns and losses of held-out rows, over what a run counts, and over wall time.
 
     Each environment has panels of its own: returns of two of them have no common scale.
 
-    >>> [panel.x_label for panel in learning_panels([Group("a", ())])]
+    >>> [panel.x_label for panel in learning_panels(Groups([Group("a", ())]))]
     ['env steps', 'wall time (s)']
     """
-    runs = [run for group in groups for run in group.runs]
+    runs = groups.runs
     panels = []
     envs = list(dict.fromkeys([run.env for run in runs if not run.of_loss]))
     for env in envs or ([] if runs else [""]):
-        own = [_only(group, env) for group in groups]
+        own = Groups([_only(group, env) for group in groups])
         panels += _panels(own, of_loss=False, where=f": {env}" if len(envs) > 1 and env else "")
     if any(run.of_loss for run in runs):
         panels += _panels(groups, of_loss=True, where="")
@@ -66,16 +66,16 @@ def _only(group: Group, env: str) -> Group:
     return replace(group, runs=tuple(run for run in group.runs if run.env == env))
 
 
-def decoding_panels(groups: Sequence[Group]) -> list[Panel]:
+def decoding_panels(groups: Groups) -> list[Panel]:
     """Return and fraction of games won by each decoding, of each configuration.
 
-    >>> decoding_panels([])
+    >>> decoding_panels(Groups())
     []
     """
     panels = []
     names = decoding_names(groups)
     for group in groups[:_MOST_SHOWN]:
-        own = decoding_names([group])
+        own = decoding_names(Groups([group]))
         if len(own) < 2:
             continue
         where = f": {group.label}" if len(groups) > 1 else ""
@@ -88,26 +88,26 @@ def decoding_panels(groups: Sequence[Group]) -> list[Panel]:
     return [panel for panel in panels if not panel.empty]
 
 
-def decoding_names(groups: Sequence[Group]) -> list[str]:
+def decoding_names(groups: Groups) -> list[str]:
     """The decodings that evaluations compare, in the order of their first appearance.
 
-    >>> decoding_names([])
+    >>> decoding_names(Groups())
     []
     """
-    runs = [run for group in groups for run in group.runs]
     return list(
-        dict.fromkeys([n for run in runs for one in run.evaluations for n in one.decodings])
+        dict.fromkeys([n for run in groups.runs for one in run.evaluations for n in one.decodings])
     )
 
 
-def held_out_panels(groups: Sequence[Group]) -> list[Panel]:
+def held_out_panels(groups: Groups) -> list[Panel]:
     """Panels of the other measures on held-out rows, over updates.
 
-    >>> held_out_panels([])
+    >>> held_out_panels(Groups())
     []
     """
-    runs = [run for group in groups for run in group.runs]
-    names = dict.fromkeys([n for run in runs for one in run.evaluations for n in one.held_out])
+    names = dict.fromkeys(
+        [n for run in groups.runs for one in run.evaluations for n in one.held_out]
+    )
     panels = []
     for name in names:
         if name == "loss":
@@ -118,15 +118,14 @@ def held_out_panels(groups: Sequence[Group]) -> list[Panel]:
     return [panel for panel in panels if not panel.empty]
 
 
-def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
+def training_panels(groups: Groups) -> tuple[list[Panel], list[str]]:
     """Panels of the losses and other keys of training rows, over updates; and the keys without
     numbers.
 
-    >>> training_panels([])
+    >>> training_panels(Groups())
     ([], [])
     """
-    runs = [run for group in groups for run in group.runs]
-    keys = _measured(runs)
+    keys = _measured(groups.runs)
     others = [key for key in keys if key not in (*_FIRST, *_NEXT, *_LAST)]
     losses = [key for key in others if key.endswith("_loss")]
     rest = [key for key in others if not key.endswith("_loss")]
@@ -144,15 +143,14 @@ def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
     return [panel for panel in panels if not panel.empty], notes
 
 
-def rate_panels(groups: Sequence[Group]) -> list[Panel]:
+def rate_panels(groups: Groups) -> list[Panel]:
     """Rates over wall time.
 
-    >>> rate_panels([])
+    >>> rate_panels(Groups())
     []
     """
-    runs = [run for group in groups for run in group.runs]
-    scale, unit = _wall_time(runs)
-    rates = [key for key in _keys(runs) if key.endswith("_per_second")]
+    scale, unit = _wall_time(groups.runs)
+    rates = [key for key in _keys(groups.runs) if key.endswith("_per_second")]
     panels = [_over_rows(groups, k, "seconds", scale, f"wall time ({unit})") for k in rates]
     return [replace(panel, from_zero=True) for panel in panels if not panel.empty]
 
@@ -260,8 +258,7 @@ def _measured(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _over_rows(groups: Sequence[Group], key: str, x_key: str, factor: float, label: str) -> Panel:
-    runs = [run for group in groups for run in group.runs]
+def _over_rows(groups: Groups, key: str, x_key: str, factor: float, label: str) -> Panel:
     of_groups: list[list[Curve]] = []
     for group in groups:
         of_groups.append(curves := [])
@@ -270,7 +267,7 @@ def _over_rows(groups: Sequence[Group], key: str, x_key: str, factor: float, lab
             x = [number(row.get(x_key)) / factor for row in rows]
             y = [number(row[key]) for row in rows]
             if not all(math.isnan(a + b) for a, b in zip(x, y, strict=True)):
-                curves.append(thinned(x, y, 300 if len(runs) <= 4 else 120))
+                curves.append(thinned(x, y, 300 if len(groups.runs) <= 4 else 120))
     lines = _lines(of_groups, of_rows=True)
     heights = [y for line in lines for y in line.curve.y if not math.isnan(y)]
     may_log = key.endswith("loss") or key == "grad_norm"
@@ -286,7 +283,7 @@ def _over_rows(groups: Sequence[Group], key: str, x_key: str, factor: float, lab
         x_label=label,
         y_label=_UNITS.get(key, default),
         lines=lines,
-        marks=restarts(runs, x_key, factor),
+        marks=restarts(groups.runs, x_key, factor),
         log=log,
     )
 
@@ -326,8 +323,8 @@ def _merged(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
     return merged
 
 
-def _panels(groups: Sequence[Group], *, of_loss: bool, where: str) -> list[Panel]:
-    runs = [run for group in groups for run in group.runs if run.of_loss is of_loss]
+def _panels(groups: Groups, *, of_loss: bool, where: str) -> list[Panel]:
+    runs = [run for run in groups.runs if run.of_loss is of_loss]
     scale, unit = _wall_time(runs)
     game = is_game(runs)
     targets = {run.target_return for run in runs if not math.isnan(run.target_return)}

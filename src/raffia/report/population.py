@@ -15,7 +15,7 @@ from raffia.draw.scene import Point, bent, path_data
 from raffia.hints import plural
 from raffia.report.figures import figure_of
 from raffia.report.folder import Run
-from raffia.report.groups import Group, leading
+from raffia.report.groups import Groups, leading
 from raffia.report.lineage import Lineage, LineageColumn, has_population, read_lineage
 from raffia.report.markup import NONE, column_format, figure, legend_chip, table, toned
 from raffia.report.panel import SERIES, Curve, Line, Panel
@@ -34,7 +34,7 @@ _WIDTH, _LEFT, _RIGHT, _ABOVE, _BELOW = 970, 66, 46, 10, 34  # of its drawing, i
 Value = Callable[[LineageColumn, int], float]
 
 
-def populations(groups: Sequence[Group], notes: list[str]) -> Html:
+def populations(groups: Groups, notes: list[str]) -> Html:
     """The section about populations: of each configuration its best run."""
     found = [run for run in leading(groups) if has_population(run)][:_MOST_SHOWN]
     if not found:

@@ -10,7 +10,7 @@ import numpy as np
 
 from raffia.draw.markup import Html, el, join
 from raffia.report.folder import Run
-from raffia.report.groups import Group, differing, written
+from raffia.report.groups import Group, Groups, differing, written
 from raffia.report.markup import NONE, between, column_format, figure, table, toned
 from raffia.report.panel import bootstrap_band, interquartile_mean, tone
 
@@ -51,14 +51,13 @@ def scores(groups: Sequence[Group]) -> list[Score]:
     return [score for _, score in sorted(found, key=lambda one: -one[0])]
 
 
-def ranking(groups: Sequence[Group]) -> Html:
+def ranking(groups: Groups) -> Html:
     """A ranking of the configurations, and a table of all runs; empty for a single run.
 
-    >>> ranking([])
+    >>> ranking(Groups())
     ''
     """
-    runs = [run for group in groups for run in group.runs]
-    if len(runs) < 2:
+    if len(groups.runs) < 2:
         return Html("")
     names = differing(groups)[:_MOST_SETTINGS]
     return join(
@@ -71,7 +70,7 @@ def ranking(groups: Sequence[Group]) -> Html:
     )
 
 
-def _by_configuration(groups: Sequence[Group], names: Sequence[str]) -> Html:
+def _by_configuration(groups: Groups, names: Sequence[str]) -> Html:
     found = scores(groups)
     if not found:
         return el("p.missing", "No evaluation has been written yet.")
@@ -92,7 +91,7 @@ def _by_configuration(groups: Sequence[Group], names: Sequence[str]) -> Html:
     return join([table(heads, rows, [1, 2, 4]), el("p.faint", text)])
 
 
-def _by_run(groups: Sequence[Group], names: Sequence[str]) -> Html:
+def _by_run(groups: Groups, names: Sequence[str]) -> Html:
     rows = []
     for index, group in enumerate(groups):
         for run in group.runs:

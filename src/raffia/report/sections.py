@@ -10,7 +10,7 @@ from raffia.draw.markup import Html, el, join
 from raffia.hints import plural
 from raffia.report import figures
 from raffia.report.folder import Run
-from raffia.report.groups import Group, differing, leading, written
+from raffia.report.groups import Groups, differing, leading, written
 from raffia.report.lineage import has_population
 from raffia.report.markup import (
     NONE,
@@ -43,9 +43,9 @@ _MOST_SETTINGS = 24  # that differ, as they stand; those of other algorithms fil
 _WAITED, _RESTARTS, _STALENESS = "waited_for_", "_restarts", "staleness"
 
 
-def learning(groups: Sequence[Group], notes: list[str]) -> Html:
+def learning(groups: Groups, notes: list[str]) -> Html:
     """The section of learning curves, and of the differences of configurations."""
-    runs = [run for group in groups for run in group.runs]
+    runs = groups.runs
     parts = [el("h2", "Learning")]
     panels = learning_panels(groups)
     evaluated = any(run.evaluations for run in runs)
@@ -70,7 +70,7 @@ def learning(groups: Sequence[Group], notes: list[str]) -> Html:
     return join(parts)
 
 
-def training(groups: Sequence[Group], notes: list[str]) -> Html:
+def training(groups: Groups, notes: list[str]) -> Html:
     """The section of losses, and of the other measures at updates."""
     panels, missing = training_panels(groups)
     notes += missing
@@ -87,9 +87,9 @@ def training(groups: Sequence[Group], notes: list[str]) -> Html:
     return join([*parts, _grid(panels, "training")])
 
 
-def speed(groups: Sequence[Group]) -> Html:
+def speed(groups: Groups) -> Html:
     """The section of rates, and of where the wall time went."""
-    runs = [run for group in groups for run in group.runs]
+    runs = groups.runs
     parts = [el("h2", "Speed")]
     rates = rate_panels(groups)
     times = {run: spent(run) for run in runs}
@@ -118,7 +118,7 @@ def speed(groups: Sequence[Group]) -> Html:
     return join(parts)
 
 
-def _decodings(groups: Sequence[Group]) -> Html:
+def _decodings(groups: Groups) -> Html:
     """Panels that compare decodings over a run."""
     panels = decoding_panels(groups)
     if not panels:
@@ -149,9 +149,9 @@ def _grid(panels: Sequence[Panel], name: str) -> Html:
     return el("div.panels", *drawn) if drawn else Html("")
 
 
-def _run_legend(groups: Sequence[Group], others: Sequence[Html] = ()) -> Html:
+def _run_legend(groups: Groups, others: Sequence[Html] = ()) -> Html:
     """The configurations, if there are several runs, other chips, and the mark of restarts."""
-    runs, chips = [run for group in groups for run in group.runs], [*others]
+    runs, chips = groups.runs, [*others]
     if len(runs) > 1:
         chips[:0] = [
             legend_chip("line", tone(i), f"{group.label} ({plural(len(group.runs), 'run')})")
@@ -162,10 +162,8 @@ def _run_legend(groups: Sequence[Group], others: Sequence[Html] = ()) -> Html:
     return el("div.legend", *chips) if chips else Html("")
 
 
-def _curve_legend(
-    groups: Sequence[Group], panels: Sequence[Panel], evaluated: bool, played: bool
-) -> Html:
-    runs = [run for group in groups for run in group.runs]
+def _curve_legend(groups: Groups, panels: Sequence[Panel], evaluated: bool, played: bool) -> Html:
+    runs = groups.runs
     chips, colour = [], "c0" if len(groups) == 1 else "muted"
     if any(len(group.runs) > 1 for group in groups):
         chips += [
@@ -187,11 +185,11 @@ def _curve_legend(
     return _run_legend(groups, chips)
 
 
-def _curve_text(groups: Sequence[Group]) -> str:
-    of_members = any(has_population(run) for group in groups for run in group.runs)
+def _curve_text(groups: Groups) -> str:
+    of_members = any(has_population(run) for run in groups.runs)
     best = " For a population, an evaluation is that of its best member." if of_members else ""
     if all(len(group.runs) == 1 for group in groups):
-        if all(run.of_dialogues for group in groups for run in group.runs):
+        if all(run.of_dialogues for run in groups.runs):
             return (
                 "The agent learns from logged dialogues alone. Evaluations play games for this "
                 "purpose, or use held-out rows; neither is learnt from. Losses on such rows do "
@@ -224,7 +222,7 @@ def _games(runs: Sequence[Run]) -> Html:
     return table(["run", "agent moves", "games", "won", "drawn", "lost"], rows, range(2, 6))
 
 
-def _differences(groups: Sequence[Group]) -> Html:
+def _differences(groups: Groups) -> Html:
     names = differing(groups)
     if not names:
         return el("p.missing", "Their config.json files do not differ.")

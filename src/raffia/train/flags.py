@@ -101,7 +101,7 @@ def print_help(default: AnyConfig, prog: str, description: str) -> None:
     >>> from raffia.envs.config import EnvConfig
     >>> print_help(EnvConfig(num_envs=32), "train", "")  # doctest: +ELLIPSIS
     usage: train [-h] [OPTIONS]
-    ...stepped together, with one search for all of them (default: 32)...
+    ...stepped together, with one search for all of them. (default: 32)...
     """
     from tyro import cli
 
