@@ -6,7 +6,7 @@ Legend: P slots, each of which holds one member at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from raffia.hints import plural
@@ -101,6 +101,24 @@ class Lineage:
             found.append((at, slot))
             at, slot = at - 1, self.columns[at].parents[slot]
         return found[::-1]
+
+    def lives(self) -> Iterator[list[tuple[int, int]]]:
+        """Column and slot of each member as long as it lives, with its parent's ahead; those that
+        end first come first.
+        """
+        lives: dict[int, list[tuple[int, int]]] = {}  # of the living members, by slot
+        for index, column in enumerate(self.columns):
+            before, following = self.columns[index - 1], {}
+            for slot, parent in enumerate(column.parents):
+                life: list[tuple[int, int]] = []
+                if parent is not None:
+                    same = before.members[parent] == column.members[slot] and parent in lives
+                    life = lives.pop(parent) if same else [(index - 1, parent)]
+                life.append((index, slot))
+                following[slot] = life
+            yield from lives.values()
+            lives = following
+        yield from lives.values()
 
     def last_change(self, slot: int) -> tuple[int, str] | None:
         """The newest change in the descent of the member at a slot of the last column."""

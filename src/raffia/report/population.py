@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from raffia.draw.markup import Html, el, join
 from raffia.draw.scene import Point, bent, path_data
@@ -57,8 +58,10 @@ def _of_run(run: Run, name: str, several: bool, notes: list[str]) -> Html:
     if not panel.empty:
         parts.append(figure_of(panel, f"{name}-fitness"))
     parts += [el("h3", f"{before}Lineage"), *_lineage_tree(lineage, tones)]
-    parts += [el("h3", f"{before}Hyper-parameters"), *_drift(lineage, tones, name)]
-    parts += [el("h3", f"{before}The last generation"), _members(lineage, tones)]
+    panels, constant = _drift_panels(lineage, tones)
+    names = [panel.title for panel in panels[:_MOST_PANELS]]
+    parts += [el("h3", f"{before}Hyper-parameters"), *_drift(panels, constant, name)]
+    parts += [el("h3", f"{before}The last generation"), _members(lineage, tones, names)]
     return join([*parts, el("h3", f"{before}History of the best member"), *_changes(lineage)])
 
 
@@ -175,48 +178,29 @@ def _lines(
     """Faint lines, of each tone one with gaps for many members; and the best member's descent,
     strong."""
     columns, dots = lineage.columns, len(lineage.columns) * lineage.size <= _MOST_DOTS
+
+    def points(places: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+        found = [(across(columns[i], slot), height(columns[i], slot)) for i, slot in places]
+        return found if any(not math.isnan(x + y) for x, y in found) else []
+
+    def tone_at(index: int, slot: int) -> str:
+        return tones[columns[index].founders[slot]]
+
     of_tone: dict[str, list[tuple[float, float]]] = {}
-    chains: dict[int, list[tuple[float, float]]] = {}  # of the living members, by slot
-    for index, column in enumerate(columns):
-        before, following = columns[index - 1], {}
-        for slot, parent in enumerate(column.parents):
-            chain: list[tuple[float, float]] = []
-            if parent is not None:
-                same = before.members[parent] == column.members[slot] and parent in chains
-                start = (across(before, parent), height(before, parent))
-                chain = chains.pop(parent) if same else [start]
-            chain.append((across(column, slot), height(column, slot)))
-            following[slot] = chain
-        _ended(of_tone, before, tones, chains)
-        chains = following
-    _ended(of_tone, columns[-1], tones, chains)
+    for life in lineage.lives():
+        if found := points(life):
+            of_tone.setdefault(tone_at(*life[-1]), []).extend([*found, (math.nan, math.nan)])
     for tone in sorted(of_tone, reverse=True):  # the best member's is c0: it lies above
         yield Line(_curve(of_tone[tone][:-1]), tone, width=1.0, opacity=0.5, dots=dots)
-    way = [(across(columns[i], slot), height(columns[i], slot)) for i, slot in lineage.path]
-    if any(not math.isnan(x + y) for x, y in way):
-        first = columns[-1].founders[lineage.path[-1][1]]
-        yield Line(_curve(way), tones[first], width=2.8, dots=dots)
-
-
-def _ended(
-    of_tone: dict[str, list[tuple[float, float]]],
-    column: LineageColumn,  # where they lived last
-    tones: Mapping[int, str],
-    chains: Mapping[int, list[tuple[float, float]]],
-) -> None:
-    for slot, chain in chains.items():
-        if any(not math.isnan(x + y) for x, y in chain):
-            of_tone.setdefault(tones[column.founders[slot]], []).extend(
-                [*chain, (math.nan, math.nan)]
-            )
+    if found := points(lineage.path):
+        yield Line(_curve(found), tone_at(*lineage.path[-1]), width=2.8, dots=dots)
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> Curve:
     return Curve([x for x, _ in points], [y for _, y in points])
 
 
-def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
-    panels, constant = _drift_panels(lineage, tones)
+def _drift(panels: Sequence[Panel], constant: Mapping[str, float], name: str) -> list[Html]:
     if not panels and not constant:
         return [el("p.missing", "None has been logged.")]
     alone = len(panels) == 1  # in a grid it would be drawn twice as large
@@ -235,10 +219,10 @@ def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
 # -- tables
 
 
-def _members(lineage: Lineage, tones: Mapping[int, str]) -> Html:
+def _members(lineage: Lineage, tones: Mapping[int, str], names: Sequence[str]) -> Html:
+    """The members of the last generation, with these hyper-parameters."""
     last = lineage.columns[-1]
     before = lineage.columns[-2] if len(lineage.columns) > 1 else None
-    names = [panel.title for panel in _drift_panels(lineage, tones)[0]][:_MOST_PANELS]
     order = sorted(
         range(lineage.size),
         key=lambda p: (p != lineage.best, math.isnan(last.fitness_of(p)), -_or_0(last, p), p),
@@ -353,112 +337,113 @@ def _lineage_tree(lineage: Lineage, tones: Mapping[int, str]) -> list[Html]:
             "spaced: lines span the ones between and show all their changes, but rings are "
             "missing there."
         )
-    return [el("p.faint", text), _drawn(shown, tones)]
+    return [el("p.faint", text), _Drawing(shown, tones).svg()]
 
 
-def _drawn(lineage: Lineage, tones: Mapping[int, str]) -> Html:
-    columns, size = lineage.columns, lineage.size
-    step = min(30.0, max(7.0, 480 / size))
-    across = (_WIDTH - _LEFT - _RIGHT) / max(len(columns) - 1, 5)
-    bottom = _ABOVE + step * size
+class _Drawing:
+    """A lineage, drawn."""
 
-    def at(index: int, slot: int) -> Point:
-        return _LEFT + across * index, _ABOVE + step * (slot + 0.5)
+    def __init__(self, lineage: Lineage, tones: Mapping[int, str]) -> None:
+        self.lineage, self.columns, self.tones = lineage, lineage.columns, tones
+        self.step = min(30.0, max(7.0, 480 / lineage.size))
+        self.across = (_WIDTH - _LEFT - _RIGHT) / max(len(self.columns) - 1, 5)
+        self.bottom = _ABOVE + self.step * lineage.size
+        self.radius = min(4.2, self.step * 0.3, self.across * 0.3)
 
-    way = lineage.path
-    on_way = set(way)
-    faint: dict[str, list[str]] = {}
-    for index, column in enumerate(columns):
-        for slot, parent in enumerate(column.parents):
-            if parent is not None:
-                tone = tones[column.founders[slot]]
-                faint.setdefault(tone, []).append(_bent(at(index - 1, parent), at(index, slot)))
-    parts = [
-        el("path", d="".join(ways), fill="none", opacity=".5", style=f"stroke:var(--{tone})")
-        for tone, ways in sorted(faint.items(), reverse=True)
-    ]
-    if len(way) > 1:
-        strong = [_bent(at(*a), at(*b)) for a, b in zip(way, way[1:], strict=False)]
-        tone = tones[columns[-1].founders[way[-1][1]]]
-        style = f"stroke:var(--{tone});stroke-width:3.2px;stroke-linecap:round"
-        parts.append(el("path", d="".join(strong), fill="none", style=style))
-    radius = min(4.2, step * 0.3, across * 0.3)
-    nodes: dict[str, list[Html]] = {}
-    for index, column in enumerate(columns):
-        for slot in range(size):
-            mark = _node(lineage, index, slot, at(index, slot), radius, (index, slot) in on_way)
-            nodes.setdefault(tones[column.founders[slot]], []).append(mark)
-    for tone, marks in sorted(nodes.items(), reverse=True):
-        parts.append(el("g", *marks, style=f"color:var(--{tone});fill:currentColor"))
-    parts += _names(lineage, at, step, across, bottom)
-    return el(
-        "svg.figure",
-        *parts,
-        viewBox=f"0 0 {_WIDTH} {bottom + _BELOW:.0f}",
-        role="img",
-        aria_label="Lineage",
-        font_size="10.5",
-    )
+    def svg(self) -> Html:
+        """The drawing: lines, the best member's descent, members, labels."""
+        return el(
+            "svg.figure",
+            *(*self._lines(), *self._nodes(), *self._names()),
+            viewBox=f"0 0 {_WIDTH} {self.bottom + _BELOW:.0f}",
+            role="img",
+            aria_label="Lineage",
+            font_size="10.5",
+        )
 
+    def _at(self, index: int, slot: int) -> Point:
+        return _LEFT + self.across * index, _ABOVE + self.step * (slot + 0.5)
 
-def _bent(start: Point, end: Point) -> str:
-    return path_data([("M", (start,)), bent(start, end) if start[1] != end[1] else ("L", (end,))])
+    def _tone(self, index: int, slot: int) -> str:
+        return self.tones[self.columns[index].founders[slot]]
 
+    def _bent(self, start: tuple[int, int], end: tuple[int, int]) -> str:
+        first, last = self._at(*start), self._at(*end)
+        is_flat = first[1] == last[1]
+        return path_data([("M", (first,)), ("L", (last,)) if is_flat else bent(first, last)])
 
-def _node(lineage: Lineage, index: int, slot: int, at: Point, radius: float, strong: bool) -> Html:
-    column, (x, y) = lineage.columns[index], at
-    title = el("title", _of_node(lineage, index, slot))
-    if slot in column.fallen:
-        r = radius * 1.1
-        far = f"{2 * r:.1f}"
-        d = f"M{x - r:.1f} {y - r:.1f}l{far} {far}m0 -{far}l-{far} {far}"
-        return el("path", title, d=d, style="stroke:currentColor;stroke-width:2px")
-    where = {"cx": f"{x:.1f}", "cy": f"{y:.1f}"}
-    if slot == column.elite:
-        width = min(2.4, radius * 0.7)
-        style = f"fill:var(--paper);stroke:currentColor;stroke-width:{width:.1f}px"
-        return el("circle", title, r=f"{radius * 1.2:.1f}", style=style, **where)
-    return el("circle", title, r=f"{radius if strong else radius * 0.75:.1f}", **where)
+    def _lines(self) -> Iterator[Html]:
+        faint: dict[str, list[str]] = {}
+        for index, column in enumerate(self.columns):
+            for slot, parent in enumerate(column.parents):
+                if parent is not None:
+                    line = self._bent((index - 1, parent), (index, slot))
+                    faint.setdefault(self._tone(index, slot), []).append(line)
+        for tone, lines in sorted(faint.items(), reverse=True):
+            style = f"stroke:var(--{tone})"
+            yield el("path", d="".join(lines), fill="none", opacity=".5", style=style)
+        way = self.lineage.path
+        if len(way) > 1:
+            strong = [self._bent(a, b) for a, b in pairwise(way)]
+            style = f"stroke:var(--{self._tone(*way[-1])});stroke-width:3.2px;stroke-linecap:round"
+            yield el("path", d="".join(strong), fill="none", style=style)
 
+    def _nodes(self) -> Iterator[Html]:
+        on_way, nodes = set(self.lineage.path), dict[str, list[Html]]()
+        for index in range(len(self.columns)):
+            for slot in range(self.lineage.size):
+                mark = self._node(index, slot, (index, slot) in on_way)
+                nodes.setdefault(self._tone(index, slot), []).append(mark)
+        for tone, marks in sorted(nodes.items(), reverse=True):
+            yield el("g", *marks, style=f"color:var(--{tone});fill:currentColor")
 
-def _of_node(lineage: Lineage, index: int, slot: int) -> str:
-    column = lineage.columns[index]
-    parts = [f"{_called(column.members[slot])}, generation {column.number}"]
-    parts.append(f"fitness {_fitness_text(column, slot)}")
-    parent = column.parents[slot]
-    if parent is not None:
-        before = lineage.columns[index - 1].members[parent]
-        same = before == column.members[slot]
-        parts.append("unchanged" if same else f"from {_called(before)}")
-    changes = [what for _, what in column.changes[slot]] if column.changes else []
-    shown = [f"{len(changes) - 2} changes", *changes[-2:]] if len(changes) > 3 else changes
-    return "; ".join([*parts, *shown])
+    def _node(self, index: int, slot: int, strong: bool) -> Html:
+        column, (x, y), radius = self.columns[index], self._at(index, slot), self.radius
+        title = el("title", self._text(index, slot))
+        if slot in column.fallen:
+            r = radius * 1.1
+            far = f"{2 * r:.1f}"
+            d = f"M{x - r:.1f} {y - r:.1f}l{far} {far}m0 -{far}l-{far} {far}"
+            return el("path", title, d=d, style="stroke:currentColor;stroke-width:2px")
+        where = {"cx": f"{x:.1f}", "cy": f"{y:.1f}"}
+        if slot == column.elite:
+            width = min(2.4, radius * 0.7)
+            style = f"fill:var(--paper);stroke:currentColor;stroke-width:{width:.1f}px"
+            return el("circle", title, r=f"{radius * 1.2:.1f}", style=style, **where)
+        return el("circle", title, r=f"{radius if strong else radius * 0.75:.1f}", **where)
 
+    def _text(self, index: int, slot: int) -> str:
+        """The figures and changes of a member, for its tooltip."""
+        column = self.columns[index]
+        parts = [f"{_called(column.members[slot])}, generation {column.number}"]
+        parts.append(f"fitness {_fitness_text(column, slot)}")
+        parent = column.parents[slot]
+        if parent is not None:
+            before = self.columns[index - 1].members[parent]
+            same = before == column.members[slot]
+            parts.append("unchanged" if same else f"from {_called(before)}")
+        changes = [what for _, what in column.changes[slot]] if column.changes else []
+        shown = [f"{len(changes) - 2} changes", *changes[-2:]] if len(changes) > 3 else changes
+        return "; ".join([*parts, *shown])
 
-def _names(
-    lineage: Lineage,
-    at: Callable[[int, int], Point],
-    step: float,
-    across: float,
-    bottom: float,
-) -> Iterator[Html]:
-    """Labels: members at either end, generations below."""
-    columns, grey = lineage.columns, "fill:var(--muted)"
-    if step >= 10:
-        ends = [(0, "end", -9)] + ([(len(columns) - 1, "start", 9)] if len(columns) > 1 else [])
-        for index, anchor, by in ends:
-            for slot, member in enumerate(columns[index].members):
-                x, y = at(index, slot)
-                best = index == len(columns) - 1 and slot == lineage.best
-                style = "fill:var(--ink);font-weight:650" if best else grey
-                text = str(member) if member >= 0 else "?"
-                where = {"x": f"{x + by:.1f}", "y": f"{y + 3.6:.1f}"}
-                yield el("text", text, text_anchor=anchor, style=style, **where)
-    every = max(1, math.ceil(34 / across))
-    for index in range(0, len(columns), every):
-        x, _ = at(index, 0)
-        where = {"x": f"{x:.1f}", "y": f"{bottom + 12:.1f}"}
-        text = f"{columns[index].number:,}"
-        yield el("text", text, text_anchor="middle", style=grey, **where)
-    where = {"x": f"{_LEFT + across * (len(columns) - 1) / 2:.1f}", "y": f"{bottom + 28:.1f}"}
-    yield el("text", "generation", text_anchor="middle", style=grey, **where)
+    def _names(self) -> Iterator[Html]:
+        """Labels: members at either end, generations below."""
+        newest, grey = len(self.columns) - 1, "fill:var(--muted)"
+        if self.step >= 10:
+            ends = [(0, "end", -9), (newest, "start", 9)]
+            for index, anchor, by in ends if newest else ends[:1]:
+                for slot, member in enumerate(self.columns[index].members):
+                    x, y = self._at(index, slot)
+                    best = index == newest and slot == self.lineage.best
+                    style = "fill:var(--ink);font-weight:650" if best else grey
+                    text = str(member) if member >= 0 else "?"
+                    where = {"x": f"{x + by:.1f}", "y": f"{y + 3.6:.1f}"}
+                    yield el("text", text, text_anchor=anchor, style=style, **where)
+        labels = [
+            (self._at(index, 0)[0], 12, f"{self.columns[index].number:,}")
+            for index in range(0, len(self.columns), max(1, math.ceil(34 / self.across)))
+        ]
+        labels.append((_LEFT + self.across * newest / 2, 28, "generation"))
+        for x, below, text in labels:
+            where = {"x": f"{x:.1f}", "y": f"{self.bottom + below:.1f}"}
+            yield el("text", text, text_anchor="middle", style=grey, **where)
