@@ -148,6 +148,6 @@ def test_terminal_escapes_are_printed_as_text(run, capsys, monkeypatch, tmp_path
 
 def test_terminal_escapes_of_a_model_are_removed(capsys):
     piece = Piece(CLEAR, CLEAR, 0.6, 0.3, -1.0)
-    Session(sys.stdin, sys.stdout).stream("it: ", [piece])
+    Session(None, sys.stdin, sys.stdout).stream("it: ", [piece])
     assert "\x1b" not in capsys.readouterr().out
     assert "\x1b" not in values_table([piece])
