@@ -147,6 +147,17 @@ def test_hindsight_goals_are_later_states_of_the_episode_with_their_rewards(stra
         assert goals[0] == {1, 2, 3, 4, 5}
 
 
+def test_fractions_of_a_reward_replace_whole_ones():
+    buffer, _ = filled(unroll_steps=2)
+    segments = buffer.read(torch.tensor([0, 1]))
+    segments["reward"] = torch.full_like(segments["reward"], -1, dtype=torch.int64)
+    for fraction, rewards in ((1.0, [-0.5, -0.5, 0.0]), (0.0, [-1.0] * 3)):
+        hindsight = HindsightReplay(
+            buffer, lambda achieved, desired: torch.full(achieved.shape, -0.5), fraction=fraction
+        )
+        assert hindsight.relabel(segments)["reward"].tolist() == [rewards] * 2
+
+
 def test_goals_are_drawn_uniformly_and_the_replay_is_unchanged():
     buffer, where = filled(unroll_steps=1)
     replay, index = hindsight(buffer, fraction=1.0), drawable(buffer, where)

@@ -194,15 +194,20 @@ class HindsightReplay:
         chosen = chosen.to(goal.device)
         new_goal = self.replay.entry(self.achieved_key, later).to(goal.device)
         goal[chosen] = new_goal.unsqueeze(1).expand_as(goal[chosen])
-        reward[chosen] = self._rewards(segments[chosen], goal[chosen]).view_as(reward[chosen])
+        renewed = self._rewards(segments[chosen], goal[chosen])
+        reward = reward.to(renewed.dtype)
+        reward[chosen] = renewed.view_as(reward[chosen])
         return segments.copy().set(self.goal_key, goal).set(self.reward_key, reward)
 
     def _rewards(self, segments: Any, goal: Tensor) -> Tensor:
         """Rewards [n, L] for goals [n, L, ...]; 0 where there is no step, and in the last row."""
         step = segments["valid"] & segments["valid_step"]
-        reward = segments[self.reward_key].new_zeros(step.shape)
         step[:, -1] = False
         after = step.roll(1, 1)  # the rows that steps lead to
-        achieved = segments[self.achieved_key][after]
-        reward[step] = self.compute_reward(achieved, goal[after]).to(reward.dtype).view(-1)
+        found = self.compute_reward(segments[self.achieved_key][after], goal[after])
+        dtype = segments[self.reward_key].dtype
+        if not dtype.is_floating_point:  # whole numbers could not hold fractions
+            dtype = torch.promote_types(dtype, found.dtype)
+        reward = found.new_zeros(step.shape, dtype=dtype)
+        reward[step] = found.to(dtype).view(-1)
         return reward
