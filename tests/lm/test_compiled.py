@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from raffia.lm.decoding.one_token import CompiledLM, TokenReader, compiles
 from raffia.lm.transformer import CausalLM
-from raffia.lm.transformer_block import gelu
+from raffia.lm.transformer_block import Block, gelu
 
 pytest.importorskip("numba")
 
@@ -102,6 +102,30 @@ def test_other_models_are_left_to_torch(model):
     fc.out_features, fc.weight, fc.bias = 256, fc[0].weight, fc[0].bias
     model.h[1].fc = fc
     assert not compiles(model)
+
+
+@pytest.mark.parametrize("n_embd", [8, 64])  # read by torch's operations; compiled
+@pytest.mark.parametrize("kind", ["hook", "block"])
+def test_changed_blocks_are_read_as_the_model_reads_them(kind, n_embd):
+    """Hooks steer a model; a block of another class may compute anything."""
+    torch.manual_seed(0)
+    model = CausalLM(10, n_layer=2, n_head=2, n_embd=n_embd, block_size=6).eval()
+
+    class Doubled(Block):
+        def forward(self, *args, **kwargs):
+            return 2 * super().forward(*args, **kwargs)
+
+    assert compiles(model) == (n_embd == 64)
+    if kind == "hook":
+        model.h[0].register_forward_hook(lambda module, given, found: 2 * found)
+    else:
+        model.h[0].__class__ = Doubled
+    assert not compiles(model)
+    reader, cache, other = TokenReader(model), model.new_cache(2), model.new_cache(2)
+    with torch.no_grad():
+        for token in torch.tensor([[1, 2], [3, 4]]):
+            want = model(token[:, None], cache=other)[:, 0]
+            assert_close(reader.read(token, cache), want)
 
 
 def test_gelu_and_its_derivative_are_torchs():

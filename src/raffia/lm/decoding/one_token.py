@@ -40,6 +40,7 @@ class TokenReader:
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self._compiled = model, CompiledLM.of(model)
+        self._is_plain = _is_plain_gpt2(model)
 
     def compiles(self, num_rows: int) -> bool:
         """Whether this many rows are read in one compiled call.
@@ -58,13 +59,17 @@ class TokenReader:
         """Hidden states after the last norm."""
         if self._compiled is not None and self._compiled.fits(len(token)):
             return self._compiled.read(token, cache, padding)
-        if _is_plain_gpt2(self.model):
-            return read_token(self.model, token, cache, padding)
+        if self._is_plain:
+            return read_token(cast(CausalLM, self.model), token, cache, padding)
         return self.model(token.unsqueeze(1), cache=cache)[:, -1]
 
 
 def _is_plain_gpt2(model: object) -> TypeGuard[CausalLM]:
-    return type(model) is CausalLM and model.positions == "learned" and model.activation == "GELU"
+    """Whether all that a model does is what its layers do: no block of another class, no hook."""
+    if type(model) is not CausalLM or (model.positions, model.activation) != ("learned", "GELU"):
+        return False
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    return not hooked and all(type(block) is Block for block in model.h)
 
 
 def read_token(
@@ -123,7 +128,7 @@ MOST_WORK = 2**24  # products of a step, above which several threads are worth m
 
 
 class CompiledLM:
-    """Reads a token a row as the model does, in one call; None of its layers' hooks is called.
+    """Reads a token a row as the model does, in one call.
 
     >>> model = CausalLM(10, n_layer=2, n_head=2, n_embd=64, block_size=6, dropout=0.0)
     >>> compiled = CompiledLM.of(model)
