@@ -10,6 +10,8 @@ import torch
 
 from raffia import (
     LazyStackedTensorDict,
+    MemoryMappedTensor,
+    NonTensorStack,
     TensorDict,
     TensorDictParams,
     dense_stack_tds,
@@ -517,6 +519,76 @@ TEXTS = {
     "saved_path": (
         lambda: make().saved_path,
         "The tensordict has no saved path (memmap=False, path=None)",
+    ),
+    "two sources": (
+        lambda: TensorDict({"a": 1}, b=2),
+        "Either a dictionary or a sequence of kwargs must be provided, not both",
+    ),
+    "from_dict": (
+        lambda: TensorDict.from_dict({"a": ONES}, batch_size=[B], batch_dims=1),
+        "Cannot pass both batch_size and batch_dims to `from_dict`",
+    ),
+    "set_ in some members": (
+        lambda: lazy_stack([TensorDict(a=1), TensorDict(b=1)]).set_("a", torch.zeros(2)),
+        "setting a value in-place on a stack of TensorDict is only permitted if all members of "
+        "the stack have this key",
+    ),
+    "update with absent keys": (
+        lambda: make().update(make().select("action")[:1], update_batch_size=True),
+        "Some keys of the dest tensordict are not present in the source during update with "
+        "mismatching batch-size",
+    ),
+    "update with more members": (
+        lambda: lazy().update(lazy_stack([TensorDict(a=ONES[0], batch_size=[T])] * 3)),
+        "cannot update stacked tensordicts with different shapes",
+    ),
+    "apply to another batch size": (
+        lambda: make().apply(torch.neg, out=make(), batch_size=[B]),
+        "batch_size and out.batch_size must be equal when both are provided",
+    ),
+    "apply to another device": (
+        lambda: make().apply(torch.neg, out=make(), device="cpu"),
+        "device and out.device must be equal when both are provided",
+    ),
+    "apply in place": (
+        lambda: lazy().apply(torch.neg, inplace=True, batch_size=[B]),
+        "Cannot pass other arguments to LazyStackedTensorDict.apply when inplace=True",
+    ),
+    "a stack of something": (
+        lambda: LazyStackedTensorDict(make(), 3),
+        "Expected all inputs to be TensorDictBase instances but got",
+    ),
+    "map an array": (
+        lambda: MemoryMappedTensor.from_tensor(ONES.numpy()),
+        "Convert input to torch.Tensor before calling MemoryMappedTensor.from_tensor",
+    ),
+    "a field twice": (
+        lambda: Point.from_tensordict(TensorDict(x=ONES), {"x": 1}),
+        "x is present in both tensor and non-tensor dicts",
+    ),
+    "state dict of an instance": (
+        lambda: Point(x=ONES).load_state_dict({"x": ONES, "z": ONES}),
+        "Key 'z' wasn't expected in the state-dict",
+    ),
+    "map with parameters": (
+        lambda: TensorDictParams(TensorDict(a=ONES)).map(torch.neg),
+        "Cannot call map on a TensorDictParams object",
+    ),
+    "a stack of parameters": (
+        lambda: TensorDictParams(lazy()),
+        "Using a LazyStackedTensorDict within a TensorDictParams isn't permitted",
+    ),
+    "data of several values": (
+        lambda: NonTensorStack("a", "b").data,
+        "Cannot get the non-unique data of a NonTensorStack. Use .tolist() instead.",
+    ),
+    "backward": (
+        lambda: make().backward(),
+        "backward() cannot be called on a tensordict that has no leaf tensor requiring gradients",
+    ),
+    "sparse gradients": (
+        lambda: torch.gather(make(), 0, torch.zeros(1, 1, dtype=torch.int64), sparse_grad=True),
+        "sparse_grad=True not implemented for torch.gather(tensordict, ...)",
     ),
     "map parameters": (
         lambda: TensorDictParams(TensorDict(a=ONES)).memmap_(),

@@ -304,6 +304,29 @@ def test_growing():
     check_same(none, part(0)[None])
 
 
+def test_update_can_take_over_the_number_of_members():
+    for dim in (0, 1):
+        for num in (2, 6):
+            td, source = make(dim), lazy_stack([part(9 - i) for i in range(num)], dim)
+            members = td.tensordicts[:num]
+            holder = TensorDict(l=td)
+            assert td.update(source, update_batch_size=True) is td
+            check_same(td, source.contiguous())
+            assert all(a is b for a, b in zip(td.tensordicts, members, strict=False))
+            assert not {id(member) for member in td.tensordicts} & {*map(id, source.tensordicts)}
+            holder.update(TensorDict(l=make(dim)), update_batch_size=True)
+            check_same(holder["l"], make(dim).contiguous())
+            td.update(source.contiguous(), update_batch_size=True)
+            check_same(td, source.contiguous())
+    td = make()
+    for options in ({"inplace": True}, {"keys_to_update": ["a"]}):
+        with pytest.raises(RuntimeError, match="changes the number of members"):
+            td.update(make()[:2], update_batch_size=True, **options)
+    with pytest.raises(RuntimeError, match="Cannot modify locked"):
+        td.lock_().update(make()[:2], update_batch_size=True)
+    check_same(td, make().contiguous())
+
+
 def test_stacks_of_stacks():
     for to in (0, 1, 2):
         got = lazy_stack([make(), make() * 2], to)

@@ -177,8 +177,10 @@ def test_update_with_the_batch_size():
     td = lazy_stack([of_rows(2), of_rows(2)], 0)
     td.update(lazy_stack([of_rows(4), of_rows(4)], 0), update_batch_size=True)
     assert td.batch_size == (2, 4) and td["n"].batch_size == (2, 4, 3) and sound(td)
+    td.update(of_rows(4), update_batch_size=True)
+    assert td.batch_size == (4,) and td["n"].batch_size == (4, 3) and sound(td)
     with pytest.raises(RuntimeError, match="can't have the batch size"):
-        td.update(of_rows(4), update_batch_size=True)
+        td.update(TensorDict(a=1), update_batch_size=True)
 
 
 def test_batch_sizes_and_names_of_nested_stacks():

@@ -38,8 +38,8 @@ class OutKeyNotFoundError(ValueError, RuntimeError):
     >>> TensorDictModule(torch.relu, ["x"], ["action"]).select_out_keys("acton")
     Traceback (most recent call last):
     ...
-    raffia.nn.base.OutKeyNotFoundError: Can't select non existent key: 'acton'.
-    The module writes ['action']. Did you mean "action"?
+    raffia.nn.base.OutKeyNotFoundError: Can't select non existent key: 'acton'. All keys in
+    selected_out_keys must be in out_keys, which are ['action']. Did you mean "action"?
     """
 
 

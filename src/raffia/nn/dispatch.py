@@ -303,9 +303,9 @@ def may_skip(tensordict: Any, in_keys: Any, out_keys: Any, mode: Any) -> bool:
 def missing_inputs(module: str, keys: list[NestedKey], tensordict: Any) -> str:
     """The text of an error about entries that a call needs and that are missing."""
     there = list(tensordict.keys(True))
-    hints = [f"{key!r}{nearest_key(key, there)}" for key in keys]
+    reads = f"{module} reads {', '.join([f'{key!r}{nearest_key(key, there)}' for key in keys])}"
     return (
-        "Some tensors that are necessary for the module call were not found in the input: "
-        f"{module} reads {', '.join(hints)}; the following inputs are None: "
-        f"{{{', '.join(map(repr, keys))}}}. The entries are {there}"
+        "Some tensors that are necessary for the module call were not found in the input: the "
+        f"following inputs are None: {{{', '.join(map(repr, keys))}}}. {reads.removesuffix('?')}"
+        f"{'?' if reads.endswith('?') else '.'} The entries are {there}"
     )

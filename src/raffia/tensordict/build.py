@@ -296,7 +296,10 @@ def finished(
         most `batch_dims`.
     """
     if batch_size is not None and (auto_batch_size or batch_dims is not None):
-        raise ValueError("pass batch_size, or auto_batch_size=True (with batch_dims), not both")
+        raise ValueError(
+            "Cannot pass both batch_size and batch_dims to `from_dict` and the like, nor "
+            "auto_batch_size=True"
+        )
     if batch_size is not None and (size := as_size(batch_size)):
         entries = _with_plain_numbers(entries, size)
     td = cls._from_entries(entries, batch_size, device)

@@ -139,7 +139,10 @@ def backward(
     """
     leaves = [leaf for leaf in td._leaves([]) if leaf.requires_grad]
     if not leaves:
-        raise RuntimeError("backward: no entry requires a gradient, so there is nothing to compute")
+        raise RuntimeError(
+            "backward() cannot be called on a tensordict that has no leaf tensor requiring "
+            "gradients"
+        )
     grads = None
     if gradient is not None:
         grads = [

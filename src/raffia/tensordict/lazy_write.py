@@ -13,6 +13,7 @@ from torch import Tensor
 from raffia.tensordict import atomic, build, entries, index, lazy_rows, selection, updates
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import (
+    MissingKeyError,
     NestedKey,
     missing,
     raise_missing,
@@ -25,6 +26,18 @@ from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import IsLeaf
+
+
+class StackSizeError(ValueError, RuntimeError):
+    """A lazy stack is updated with one that has another number of members.
+
+    >>> from raffia import lazy_stack
+    >>> lazy_stack([TensorDict(a=1)]).update(lazy_stack([TensorDict(a=1), TensorDict(a=2)]))
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.lazy_write.StackSizeError: cannot update stacked tensordicts with different
+    shapes: there are 1 members, the source has 2; update_batch_size=True takes over their number
+    """
 
 
 class LazyWrites(TensorDictBase):
@@ -237,9 +250,15 @@ class LazyWrites(TensorDictBase):
         if updates.written_at_once(self, source, non_blocking):
             return self
         key = unravel_key(key)
-        for td in self.tensordicts:
-            if not entries.contains(td, key):
-                raise_missing(key, self)
+        have = [entries.contains(td, key) for td in self.tensordicts]
+        if not all(have):
+            if any(have):
+                raise MissingKeyError(
+                    "setting a value in-place on a stack of TensorDict is only permitted if all "
+                    f"members of the stack have this key, but {key!r} is missing in "
+                    f"{[i for i, there in enumerate(have) if not there]}"
+                )
+            raise_missing(key, self)
         scalar = isinstance(item, (int, float, complex, str))
         if scalar or isinstance(item, Tensor) and not item.dim():
             parts: Sequence[Any] = [item] * len(self.tensordicts)
@@ -331,22 +350,34 @@ class LazyWrites(TensorDictBase):
         is_sized: the batch size of the source is taken over, which the members must have.
         """
         dim, num, parts = self.stack_dim, len(self.tensordicts), None
+        members = self.tensordicts
         options = {name: value for name, value in options.items() if value not in (None, False)}
         if is_sized:
             given = source._batch_size
-            if len(given) <= dim or given[dim] != num:
+            if len(given) <= dim:
                 raise RuntimeError(
-                    f"update_batch_size=True: a lazy stack of {num} members along dim {dim} can't "
-                    f"have the batch size {tuple(given)}; td.to_tensordict() can"
+                    f"update_batch_size=True: a lazy stack along dim {dim} can't have the batch "
+                    f"size {tuple(given)}; td.to_tensordict() can"
                 )
-            parts, options["update_batch_size"] = source.unbind(dim), True
+            parts = source.unbind(dim)
+            if given[dim] != num:
+                self._check_regrown(source, options)
+                new = [part.copy() for part in parts[num:]]
+                members, parts = [*members[: len(parts)], *new], parts[:num]
+            options["update_batch_size"] = True
         elif isinstance(source, Node):
             parts = self._split(source)
+            if parts is None and isinstance(source, LazyWrites) and source.stack_dim == dim:
+                raise StackSizeError(
+                    "cannot update stacked tensordicts with different shapes: there are "
+                    f"{num} members, the source has {len(source.tensordicts)}; "
+                    "update_batch_size=True takes over their number"
+                )
         elif self.hook_in is None:
             parts = self._parts_of(source)
         if parts is None:
             return False
-        pairs = list(zip(self.tensordicts, parts, strict=True))
+        pairs = list(zip(self.tensordicts, parts, strict=not is_sized))
         if not options and _are_fitting(pairs):
             for td, part in pairs:
                 td._take(part)
@@ -355,8 +386,20 @@ class LazyWrites(TensorDictBase):
             for td, part in pairs:
                 td.update(part, **options)
         if is_sized:
-            self._set_members(self.tensordicts)
+            self._set_members(members)
         return True
+
+    def _check_regrown(self, source: Any, options: dict[str, Any]) -> None:
+        """Whether `update` can give the stack as many members as the source has rows."""
+        if self._locked:
+            raise locked_error(self)
+        if "inplace" in options or "keys_to_update" in options:
+            raise RuntimeError(
+                "update_batch_size=True changes the number of members of this lazy stack, which "
+                "inplace=True and keys_to_update do not allow"
+            )
+        if absent := self.keys(True) - source.keys(True):
+            raise updates.absent_keys(absent, self._batch_size, source)
 
     @shows_options_of(updates.update_at_)
     def update_at_(self, input_dict_or_td: Source, idx: Any, clone: bool = False, **o: Any) -> Self:

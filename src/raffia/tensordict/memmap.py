@@ -91,6 +91,11 @@ class MemoryMappedTensor(Tensor):
         ...     os.path.getsize(x.filename)
         24
         """
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                "Convert input to torch.Tensor before calling MemoryMappedTensor.from_tensor, got "
+                f"{type(input).__name__}"
+            )
         if input.is_nested and input.layout is not torch.strided:
             raise NotImplementedError(
                 "MemoryMappedTensor.from_tensor: a jagged nested tensor needs more than one file; "

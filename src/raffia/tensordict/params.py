@@ -561,8 +561,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     @with_signature_of(TensorDictBase.map)
     def map(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
-            "map is not available for parameters, which can't be sent to other processes; "
-            "use params.data.map(...)"
+            "Cannot call map on a TensorDictParams object, since parameters can't be sent to other "
+            "processes; use params.data.map(...)"
         )
 
     @with_signature_of(TensorDictBase.memmap_)
@@ -596,8 +596,8 @@ class _HookedView(NestedView):
 def _refuse_lazy(node: Any) -> None:
     if node._lazy and not node._is_data():
         raise RuntimeError(
-            "LazyStackedTensorDict is not permitted in TensorDictParams, which must own its "
-            "parameters; td.contiguous() gives a dense container"
+            "Using a LazyStackedTensorDict within a TensorDictParams isn't permitted, since that "
+            "must own its parameters; td.contiguous() gives a dense container"
         )
     for child in node._children():
         _refuse_lazy(child)

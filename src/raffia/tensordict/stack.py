@@ -140,7 +140,9 @@ def _new_dim(first: Any, dim: int) -> int:
 
 def _node(td: Any) -> Any:
     if not isinstance(td, Node):
-        raise TypeError(f"Expected all inputs to be containers, got {type(td).__name__}")
+        raise TypeError(
+            f"Expected all inputs to be TensorDictBase instances but got {type(td).__name__}"
+        )
     return td
 
 

@@ -16,6 +16,21 @@ from raffia.tensordict.updates import written_at_once
 from raffia.tensordict.values import flat as flat_values
 
 
+class StateDictError(RuntimeError, KeyError):
+    """The keys of a state dict are not those of the container that loads it.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=1).load_state_dict({"b": torch.zeros(())})
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.state_dicts.StateDictError: Cannot load state-dict because the key sets
+    don't match: missing keys ['a'], unexpected keys ['b']. Key 'b' wasn't expected in the
+    state-dict. strict=False loads the keys that match
+    """
+
+    __str__ = Exception.__str__
+
+
 def state_dict(
     td: Any,
     destination: Any = None,
@@ -104,10 +119,12 @@ def load_state_dict(
     mine = {dotted(key): key for key in td.keys(True, True)}
     mine_data = {dotted(key): key for key, _ in non_tensor_items(td, True)}
     if strict and flat.keys() != mine.keys():
-        raise RuntimeError(
+        unexpected = sorted(flat.keys() - mine.keys())
+        raise StateDictError(
             "Cannot load state-dict because the key sets don't match: missing keys "
-            f"{sorted(mine.keys() - flat.keys())}, unexpected keys "
-            f"{sorted(flat.keys() - mine.keys())}; strict=False loads the keys that match"
+            f"{sorted(mine.keys() - flat.keys())}, unexpected keys {unexpected}. "
+            + "".join([f"Key {key!r} wasn't expected in the state-dict. " for key in unexpected])
+            + "strict=False loads the keys that match"
         )
     size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")
     if not assign and flat.keys() == mine.keys() and _written_at_once(td, mine, flat):

@@ -374,6 +374,8 @@ class TensorClass(_Typed):
         cls._check_keys(tensordict.keys())
         if non_tensordict:
             cls._check_keys(non_tensordict)
+            if twice := [key for key in non_tensordict if key in tensordict.keys()]:
+                raise KeyError(f"{twice[0]} is present in both tensor and non-tensor dicts.")
             tensordict = tensordict.copy()
         self = cls._over(cls._typed(tensordict))
         if non_tensordict:

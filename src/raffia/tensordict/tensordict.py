@@ -126,8 +126,8 @@ class TensorDict(TensorDictBase):
             source = entries
         elif entries:
             raise ValueError(
-                f"pass entries as a dict or as keywords, not both: got {type(source).__name__} "
-                f"and {sorted(entries)}"
+                "Either a dictionary or a sequence of kwargs must be provided, not both: got "
+                f"{type(source).__name__} and {sorted(entries)}"
             )
         self._d, self._held = {}, False
         self._batch_size = (

@@ -62,10 +62,12 @@ def applied(
     """`apply` and `named_apply`; named: `fn` gets the nested key first."""
     if inplace and (batch_size is not None or out is not None):
         raise ValueError(
-            "apply: inplace=True keeps the batch size and writes into this container; "
-            "drop batch_size and out"
+            f"Cannot pass other arguments to {type(td).__name__}.apply when inplace=True, which "
+            "keeps the batch size and writes into this container: drop batch_size and out"
         )
     size = None if batch_size is None else as_size(batch_size)
+    if out is not None:
+        _check_out(out, size, device)
     into = out if out is not None else td if inplace else None
     if is_leaf is None and call_on_nested:
         is_leaf = _everything
@@ -83,10 +85,6 @@ def applied(
         result = td._apply_members(run, others)
     else:
         result = run.node(td, others, ())
-    if out is not None and (size is not None or device is not NO_DEFAULT):
-        raise RuntimeError(
-            "apply: with out=, the batch_size and device are those of out; drop these arguments"
-        )
     if into is not None:
         if result is not None and (out is not None or not updates.written_at_once(into, result)):
             _write_back(into, result, out is not None)
@@ -100,6 +98,20 @@ def applied(
     if propagate_lock and td._locked:
         result.lock_()
     return result
+
+
+def _check_out(out: Any, size: torch.Size | None, device: Any) -> None:
+    if size is not None and size != out._batch_size:
+        raise RuntimeError(
+            "batch_size and out.batch_size must be equal when both are provided, got "
+            f"{size} and {out._batch_size}"
+        )
+    given = None if device is None or device is NO_DEFAULT else as_device(device)
+    if device is not NO_DEFAULT and given != out._device:
+        raise RuntimeError(
+            "device and out.device must be equal when both are provided. Got "
+            f"device={given} and out.device={out._device}."
+        )
 
 
 @overload
@@ -585,7 +597,7 @@ def _gather(
 ) -> Any:
     if sparse_grad:
         raise NotImplementedError(
-            "gather on a container has no sparse gradients; leave sparse_grad=False"
+            "sparse_grad=True not implemented for torch.gather(tensordict, ...)"
         )
     return input.gather(dim, index, out=out)
 

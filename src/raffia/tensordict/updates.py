@@ -75,14 +75,28 @@ def update(
         with all_or_nothing(td, source):
             for node, _ in resized:
                 node._batch_size = torch.Size()
-            merge(td, source, clone, inplace, non_blocking, is_leaf)
+            merge(td, source, clone, inplace, non_blocking, is_leaf, sized=True)
             for node, theirs in reversed(resized):
-                node._set_batch_size(theirs._batch_size)
+                try:
+                    node._set_batch_size(theirs._batch_size)
+                except RuntimeError as error:
+                    if absent := node.keys() - theirs.keys():
+                        raise absent_keys(absent, before[0], like) from error
+                    raise
     except BaseException:
         for (node, _), size in zip(resized, before, strict=True):
             node._batch_size = size
         raise
     return td
+
+
+def absent_keys(absent: Iterable[NestedKey], batch_size: torch.Size, source: Any) -> RuntimeError:
+    """The error for entries that a new batch size, that of the source, would not fit."""
+    return RuntimeError(
+        "Some keys of the dest tensordict are not present in the source during update with "
+        f"mismatching batch-size: {sorted(absent, key=str)}. The batch size of the source is "
+        f"{source._batch_size}, that of the destination {batch_size}"
+    )
 
 
 def both_have(td: Any, source: Any) -> list[tuple[Any, Any]]:
@@ -133,9 +147,18 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey] | None) -> Any:
 
 
 def merge(
-    td: Any, source: Any, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None
+    td: Any,
+    source: Any,
+    clone: bool,
+    inplace: bool,
+    non_blocking: bool,
+    is_leaf: IsLeaf | None,
+    sized: bool = False,
 ) -> None:
-    """Store every entry of `source`, descending where both sides are containers."""
+    """Store every entry of `source`, descending where both sides are containers.
+
+    sized: nested lazy stacks take over the batch sizes of those in `source`.
+    """
     for key, value in pairs_of(source):
         key = unravel_key(key)
         mine: Any = td._peek_str(key) if key.__class__ is str else get(td, key, None)
@@ -148,7 +171,9 @@ def merge(
             and not (isinstance(value, Node) and value._is_data())
         ):
             if type(mine) is td._plain and type(value) in (td._plain, dict):
-                merge(mine, value, clone, inplace, non_blocking, is_leaf)
+                merge(mine, value, clone, inplace, non_blocking, is_leaf, sized)
+            elif sized and mine._lazy:
+                mine.update(value, clone, inplace, is_leaf=is_leaf, update_batch_size=True)
             else:
                 mine.update(value, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
             continue
