@@ -102,7 +102,8 @@ class TensorDictModule(TensorDictModuleBase):
             _check_keywords(self._keywords)
         elif out_to_in_map is not None:
             warnings.warn(
-                "out_to_in_map is not None but is only used when in_key is a dictionary: leave it out",
+                "out_to_in_map is not None but is only used when in_key is a dictionary: "
+                "leave it out",
                 stacklevel=2,
             )
         self._in_keys = listed(one_or_more(in_keys), "in_keys")
