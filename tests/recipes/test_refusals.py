@@ -59,7 +59,7 @@ VALUES = [  # a class, the error, and invalid settings; for plain numbers see be
     (ModelConfig, r"latent_norm=\(\) must be one of 'LN', 'SimNorm'", {"latent_norm": ()}),
     (AdamConfig, "beta1=1.0 must be below 1", {"beta1": 1.0}),
     (TrunkConfig, r"n_head can be .*768", {"n_head": 10**30}),
-    (SearchConfig, "temperatures=.* must all be 0 or more", {"temperatures": (1.0, -1.0)}),
+    (SearchConfig, "temperatures=-1.0 must be at least 0", {"temperatures": (1.0, -1.0)}),
     (EngineConfig, "address=auto is the address of a Ray", {"name": "process"} | AUTO),
     (PopulationConfig, "new_layer_prob", {"size": 2, "new_layer_prob": 1.5}),
     (WordleConfig, "leaves no secret to learn from", {"num_words": 6, "num_held_out": 6}),

@@ -38,6 +38,22 @@ def above_zero(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} must be above 0")
 
 
+def named_pair(example: str) -> Callable[[str, str], None]:
+    """The check, in `Annotated`, of texts of the form NAME=MEANING, such as this one.
+
+    >>> named_pair("state=obs")("columns", "obs")
+    Traceback (most recent call last):
+    ...
+    ValueError: columns: 'obs' is not NAME=MEANING, such as state=obs
+    """
+
+    def check(name: str, value: str) -> None:
+        if value.find("=") < 1:
+            raise ValueError(f"{name}: {value!r} is not NAME=MEANING, such as {example}")
+
+    return check
+
+
 def _below_one(name: str, value: float) -> None:
     if not value < 1:
         raise ValueError(f"{name}={value} must be below 1")

@@ -189,14 +189,13 @@ class SearchConfig(Checked):
     dirichlet_fraction: Fraction = 0.25  # fraction of noise in the root's prior; 0 when evaluating
     max_considered: PositiveInt = 16  # actions tried at the root by the gumbel policy
     num_sampled_actions: PositiveInt = 20  # continuous actions tried at each node
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # temperatures T of action ~ visits^(1/T)
+    # Temperatures T of action ~ visits^(1/T).
+    temperatures: tuple[NonNegativeFloat, ...] = (1.0, 0.5, 0.25)
     # Fractions of training at which each of the temperatures begins.
     temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(temperature >= 0 for temperature in self.temperatures):
-            raise ValueError(f"temperatures={self.temperatures} must all be 0 or more")
         starts = self.temperature_from
         if len(starts) != len(self.temperatures) or not starts or starts[0] != 0:
             raise ValueError(

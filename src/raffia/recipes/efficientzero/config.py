@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import (
@@ -16,6 +16,7 @@ from raffia.envs.checked import (
     PositiveInt,
     check_alone,
     check_divisible,
+    named_pair,
     short_repr,
 )
 from raffia.envs.config import EnvConfig
@@ -61,7 +62,7 @@ class RecordedDataConfig(Checked):
     files: tuple[str, ...] = ()
     # Names in the files that differ from the expected ones, as NAME=MEANING: state=obs;
     # infos/mask=action_mask for nested entries; infos= leaves an entry out.
-    columns: tuple[str, ...] = ()
+    columns: tuple[Annotated[str, named_pair("state=obs")], ...] = ()
     complete: bool = False  # take missing rewards as 0, and episodes without an end as truncated
     # Learn from the files alone, with this many updates, and play evaluations only; 0: continue to
     # collect.
@@ -69,9 +70,6 @@ class RecordedDataConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for pair in self.columns:
-            if not pair.partition("=")[0] or "=" not in pair:
-                raise ValueError(f"columns: {pair!r} is not NAME=MEANING, such as state=obs")
         if self.num_updates and not self.files:
             raise ValueError(
                 f"data.num_updates={self.num_updates} learns from recorded episodes alone, but "

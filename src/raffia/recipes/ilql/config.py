@@ -9,12 +9,14 @@ from typing import Annotated, ClassVar, Literal
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import (
     Checked,
+    FractionBelowOne,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     at_least,
     check_alone,
+    named_pair,
     short_repr,
 )
 from raffia.hints import check_range
@@ -52,9 +54,9 @@ class DialogueDataConfig(Checked):
     files: tuple[str, ...] = ()  # files of dialogues: .jsonl, .json, .jsonl.gz, .parquet
     # Names in the files that differ from the expected ones, as NAME=MEANING: chat=messages
     # score=reward; tokens= leaves an entry out.
-    columns: tuple[str, ...] = ()
+    columns: tuple[Annotated[str, named_pair("chat=messages")], ...] = ()
     # Further roles, each the agent's or not: bot=agent caller=environment.
-    roles: tuple[str, ...] = ()
+    roles: tuple[Annotated[str, named_pair("bot=agent")], ...] = ()
     # "characters", "words" (between spaces), or the path of a tokenizer: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
@@ -86,10 +88,6 @@ class DialogueDataConfig(Checked):
                 f"tokenizer={self.tokenizer!r} has no chat template: give the model's folder "
                 "(--data.tokenizer FOLDER)"
             )
-        for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
-            for pair in getattr(self, name):
-                if not pair.partition("=")[0] or "=" not in pair:
-                    raise ValueError(f"{name}: {pair!r} is not NAME=MEANING, such as {example}")
         for pair in self.roles:
             if pair.partition("=")[2] not in ("agent", "environment"):
                 raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
@@ -112,7 +110,7 @@ class LoRAConfig(Checked):
     # Rank of the adapters; 0: no adapters, the whole language model learns.
     rank: NonNegativeInt = 0
     alpha: PositiveFloat = 16.0  # scale of the adapters: they are multiplied by alpha / rank
-    dropout: float = 0.0  # dropout of the adapters' inputs
+    dropout: FractionBelowOne = 0.0  # dropout of the adapters' inputs
     # Layers with adapters, by the last part of their names, such as c_attn; empty: those of the
     # attention that compute queries, keys and values.
     layers: tuple[str, ...] = ()
@@ -122,8 +120,6 @@ class LoRAConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
         if not self.rank and (self.dropout or self.layers or self.learn_embeddings is not None):
             raise ValueError(
                 f"{short_repr(self)} describes adapters, and rank=0 makes none: set lora.rank, "
@@ -211,7 +207,7 @@ class ILQLEvaluateConfig(Checked):
     batch_size: PositiveInt = 256  # games or rows that are computed together
     # Further evaluations with `decode` at these weights of the advantage; 0 is the policy alone.
     # This shows the effect of the values.
-    adv_weights: tuple[float, ...] = ()
+    adv_weights: tuple[NonNegativeFloat, ...] = ()
     target_return: float | None = None  # mean return of `decode` at which the run ends
     # On data: factory of the `Language_Environment` for evaluations, in addition to losses on
     # held-out rows: package.module:name or file.py:name. `--env` names it and allows its import;
@@ -220,8 +216,6 @@ class ILQLEvaluateConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(not weight >= 0 for weight in self.adv_weights):
-            raise ValueError(f"adv_weights={self.adv_weights} must be 0 or more")
         if self.env and not all(self.env.rpartition(":")):
             raise ValueError(f"env={self.env!r} must be package.module:name or file.py:name")
 
