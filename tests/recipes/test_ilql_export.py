@@ -52,7 +52,7 @@ def letters():
     return {"wordle": wordle, "model": replace(SMOKE.model, trunk=trunk)}
 
 
-def exported(folder, observation, is_greedy=True):
+def exported(folder, observation):
     """Export the run; what transformers loads, and an agent again, answer as the run's agent does.
 
     Returns the agent, the model of transformers, its tokenizer, and the model card.
