@@ -135,11 +135,6 @@ def call(module, form, entries=NUMBERS):
 FORMS = ["container", "tensors", "keywords"]
 
 
-def text(caught):
-    """The message of an error with its notes."""
-    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-
-
 def counting_backend():
     """A backend for `compile`, and the list of its graphs."""
     graphs = []

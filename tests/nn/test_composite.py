@@ -309,15 +309,6 @@ def made(names=NAMES, params=None, **options):
     return Composite(parameters() if params is None else params, names, **options)
 
 
-def summed(call):
-    with set_composite_lp_aggregate(True):
-        call()
-
-
-def without(key):
-    return lambda: made().log_prob(made().sample().exclude(key))
-
-
 NEGATIVE = TensorDict(n=dict(x=dict(loc=torch.zeros(B), scale=-torch.ones(B))), batch_size=[B])
 BARE = TensorDict(x=torch.zeros(B), batch_size=[B])
 ERRORS = [  # a call, its error, and words of its message

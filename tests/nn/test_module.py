@@ -32,7 +32,7 @@ from .keyed import (
 
 T, A = 3, 5
 one, two = torch.ones(T), torch.full((T,), 2.0)
-N, D = ("n", "x"), ("n", "d", "x")
+N = ("n", "x")
 
 
 def named(x, *, y, z):

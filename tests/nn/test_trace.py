@@ -120,7 +120,7 @@ def same(module, td=None):
     return traced
 
 
-SHARED, LAYER = Net(T, T), nn.Linear(T, T)
+SHARED = Net(T, T)
 MODULES = {
     "outputs": lambda: keyed(Split(), ["z"], [("out", "a"), ("out", "b")]),
     "a class twice": lambda: seq(keyed(Net(), ["z"], ["y"]), keyed(Net(A, A), ["y"], ["w"])),

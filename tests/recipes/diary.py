@@ -30,7 +30,7 @@ class Diary:
     def __init__(self, config, folder, make_env=make_env):
         folder.mkdir()
         self.config, self.folder, self.events = config, folder, []
-        self.states, self.segments, self.batches, self.metrics, self.updates = [], [], [], [], []
+        self.states, self.segments, self.batches, self.metrics = [], [], [], []
         self.replayed = []  # extended rows, drawn rows, and new priorities
         with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
             self.run = run = EfficientZeroExperiment(config, folder, Quiet(), make_env, None)
@@ -116,7 +116,6 @@ class Diary:
                 update, metrics = learner.grads(state, batch)
                 diary.batches.append(batch.clone())
                 diary.metrics.append(metrics.clone())
-                diary.updates.append(update["grads"].clone())
                 priorities = batch["index"].tolist(), metrics["priority"].tolist()
                 diary.replayed.append(("prioritized", *priorities))
                 return update, metrics

@@ -12,14 +12,11 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQLModel, ILQLTarget
-from raffia.lm.decoding.scorer import Needs, NextToken
+from raffia.lm.decoding.scorer import NextToken
 
 from ..small import make_loss
 
 HERE = Path(__file__).parent
-PAD, END = 29, 30
-ALL = Needs(policy=True, values=True)
-NAMES = {"temp": "temperature"}  # of the oracle's options
 
 
 @dataclass

@@ -17,7 +17,7 @@ from raffia.lm.decoding.generations import Request, Stop
 from raffia.lm.transformer import CausalLM
 from tests.marks import refusals
 
-PAD, END = 29, 30
+PAD = 29
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
 STOP = Stop(tokens=(20, 15))  # tokens that come soon, at different steps
 CONFIGS = {

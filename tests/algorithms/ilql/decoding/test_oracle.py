@@ -9,7 +9,7 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import forbid
 from raffia.lm.decoding.scorer import Choice, Needs
 
-PAD, END = 29, 30
+PAD = 29
 CASES = range(18)
 
 

@@ -11,7 +11,7 @@ from raffia.lm.decoding.generations import Request, Stop
 from raffia.lm.decoding.sampling import gathered, token_steps
 from raffia.lm.decoding.scorer import Needs, NextToken
 
-PAD, END = 29, 30
+PAD = 29
 ALL = Needs(policy=True, values=True)
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2]]
 PLANS = {
