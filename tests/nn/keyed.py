@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.distributions import Normal
+from torch.distributions import Distribution, Normal
 
 from raffia import TensorDict
 from raffia.nn import (
@@ -133,6 +133,13 @@ def call(module, form, entries=NUMBERS):
 
 
 FORMS = ["container", "tensors", "keywords"]
+
+
+def compiled(module, **options):
+    """The compiled module; checks of arguments are off, as after a process's first compilation."""
+    torch._dynamo.reset()
+    Distribution.set_default_validate_args(False)
+    return torch.compile(module, **{"backend": "eager", "fullgraph": True, **options})
 
 
 def counting_backend():

@@ -114,21 +114,20 @@ class Bare(d.Distribution):
         super().__init__(torch.Size([2]), validate_args=False)
 
 
-@pytest.mark.parametrize(
-    ("dist", "expected", "statistic"),
-    [
-        (Unknown(), [1.0, 1.0], "mean"),
-        (OnTheLine(), [1.0, 1.0], "mean"),
-        (Positive(), [2.0, 2.0], "mode"),
-        (d.Independent(Positive(), 1), [2.0, 2.0], "mode"),
-        (Wedge(HALF, HALF), HALF.tolist(), "mean"),  # a subclass may mean something else
-    ],
-    ids=["no support", "real", "positive", "independent", "subclass"],
-)
-def test_an_unknown_class_gives_mean_or_mode_and_a_warning(dist, expected, statistic):
-    with pytest.warns(
-        UserWarning, match=rf"deterministic_sample wasn't found when queried on .* {statistic}"
-    ):
+UNKNOWN = {  # a distribution, its value, and the statistic that this is
+    "no support": (Unknown(), [1.0, 1.0], "mean"),
+    "real": (OnTheLine(), [1.0, 1.0], "mean"),
+    "positive": (Positive(), [2.0, 2.0], "mode"),
+    "independent": (d.Independent(Positive(), 1), [2.0, 2.0], "mode"),
+    "subclass": (Wedge(HALF, HALF), HALF.tolist(), "mean"),  # it may mean something else
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_class_gives_mean_or_mode_and_a_warning(name):
+    dist, expected, statistic = UNKNOWN[name]
+    words = rf"deterministic_sample wasn't found when queried on .* {statistic}"
+    with pytest.warns(UserWarning, match=words):
         assert value(dist).tolist() == expected
 
 

@@ -13,16 +13,13 @@ from torch.testing import assert_close
 from raffia import TensorDict, TensorDictParams
 from raffia.nn import EnsembleModule as Ensemble
 from raffia.nn import (
-    NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictSequential,
     set_interaction_type,
 )
 from tests.marks import refusals
 
-from .keyed import linear
+from .keyed import linear, policy
 
 N, B, T, A = 4, 2, 3, 5  # copies, batch, input, output
 
@@ -243,20 +240,13 @@ def test_batch_norm_statistics_are_separate_for_each_copy():
 
 
 def test_probabilistic_modules_draw_independently():
-    policy = ProbabilisticTensorDictSequential(
-        linear("x", "params", (T, 2 * A)),
-        TensorDictModule(NormalParamExtractor(), ["params"], ["loc", "scale"]),
-        ProbabilisticTensorDictModule(
-            ["loc", "scale"], ["action"], distribution_class=Normal, return_log_prob=True
-        ),
-    )
-    result = Ensemble(policy, num_copies=N)(inputs())
+    result = Ensemble(policy(), num_copies=N)(inputs())
     assert result.batch_size == (N, B)
     assert_close(result["action"], result["loc"])
     expected = Normal(result["loc"], result["scale"]).log_prob(result["action"])
     assert_close(result["action_log_prob"], expected)
     torch.manual_seed(0)
-    head = Ensemble(policy[-1], num_copies=N)
+    head = Ensemble(policy()[-1], num_copies=N)
     with set_interaction_type("random"):
         action = head(loc=torch.zeros(B, A), scale=torch.ones(B, A))[0]
     assert action.unique().numel() == N * B * A

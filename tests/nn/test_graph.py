@@ -285,25 +285,23 @@ def composite():
     )
 
 
-@pytest.mark.parametrize(
-    ("module", "text"),
-    [
-        (nn.Conv2d(3, 8, 2), "Conv2d(3, 8, (2, 2))"),
-        (nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "Sequential(Linear(3, 4), Tanh)"),
-        (
-            nn.Sequential(*[nn.Linear(i, i + 1) for i in range(100, 109)]),
-            "Sequential(Linear(100, 101), ..., Linear(108, 109))",
-        ),
-        (Mod(nn.GRUCell(3, 4), ["x"], ["h"], method="forward"), "GRUCell(3, 4).forward"),
-        (WrapModule(lambda td: td), "lambda"),
-        (torch.relu, "relu"),
-        (Draws(["loc"], ["x"]), "Normal"),
-        (composite(), "CompositeDistribution(move=Normal, say.word=Categorical)"),
-        (Loud(small_actor()), "Loud(TensorDictSequential(Linear(4, 8), Linear(8, 3)))"),
-    ],
-)
-def test_labels(module, text):
-    assert label(module) == text
+LONG = nn.Sequential(*[nn.Linear(i, i + 1) for i in range(100, 109)])
+LABELS = {
+    "Conv2d(3, 8, (2, 2))": nn.Conv2d(3, 8, 2),
+    "Sequential(Linear(3, 4), Tanh)": nn.Sequential(nn.Linear(3, 4), nn.Tanh()),
+    "Sequential(Linear(100, 101), ..., Linear(108, 109))": LONG,
+    "GRUCell(3, 4).forward": Mod(nn.GRUCell(3, 4), ["x"], ["h"], method="forward"),
+    "lambda": WrapModule(lambda td: td),
+    "relu": torch.relu,
+    "Normal": Draws(["loc"], ["x"]),
+    "CompositeDistribution(move=Normal, say.word=Categorical)": composite(),
+    "Loud(TensorDictSequential(Linear(4, 8), Linear(8, 3)))": Loud(small_actor()),
+}
+
+
+@pytest.mark.parametrize("text", LABELS)
+def test_labels(text):
+    assert label(LABELS[text]) == text
 
 
 def test_keys_that_are_ambiguous_with_dots_are_quoted():

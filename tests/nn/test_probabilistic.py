@@ -20,6 +20,8 @@ from raffia.nn import ProbabilisticTensorDictModule as Prob
 from raffia.nn.distributions import Delta
 from tests.marks import refusals
 
+from .keyed import compiled
+
 B, T, A = 2, 3, 5
 
 
@@ -423,13 +425,6 @@ def test_ours_a_cached_distribution_is_reused_while_its_entries_are_the_same():
 
 
 # --- transforms of torch ------------------------------------------------------------------------
-
-
-def compiled(module, **options):
-    """The compiled module; checks of arguments are off, as after a process's first compilation."""
-    torch._dynamo.reset()
-    d.Distribution.set_default_validate_args(False)
-    return torch.compile(module, **{"backend": "eager", "fullgraph": True, **options})
 
 
 OF_CLASS = {

@@ -22,7 +22,7 @@ from raffia.nn import ProbabilisticTensorDictSequential as Seq
 from raffia.nn import TensorDictModule as Mod
 from tests.marks import refusals, slow_among
 
-from .keyed import policy
+from .keyed import compiled, policy
 
 B, T = 2, 3
 
@@ -313,13 +313,6 @@ def test_outputs_of_earlier_modules_are_not_drawn_after_any_edit(edit):
 
 
 # --- learning with it ---------------------------------------------------------------------------
-
-
-def compiled(module, **options):
-    """The compiled module; checks of arguments are off, as after a process's first compilation."""
-    torch._dynamo.reset()
-    d.Distribution.set_default_validate_args(False)
-    return torch.compile(module, **{"backend": "eager", "fullgraph": True, **options})
 
 
 @pytest.mark.parametrize("kind", slow_among(["random", "deterministic"], "deterministic"))
