@@ -126,13 +126,13 @@ def test_a_composite_is_a_member_not_a_nested_name():
         assert_close(dist.log_prob(sample), by_hand)
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"a": {"scale": 2.0}, "n": {"b": {"scale": 3.0}}},
-        {("a",): {"scale": 2.0}, ("n", ("b",)): {"scale": 3.0}},
-    ],
-)
+EXTRA = [
+    {"a": {"scale": 2.0}, "n": {"b": {"scale": 3.0}}},
+    {("a",): {"scale": 2.0}, ("n", ("b",)): {"scale": 3.0}},
+]
+
+
+@pytest.mark.parametrize("extra", EXTRA)
 def test_extra_kwargs_reach_their_member(extra):
     loc = {"loc": torch.zeros(B)}
     params = TensorDict({"a": loc, ("n", "b"): loc}, batch_size=[B])

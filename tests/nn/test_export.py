@@ -64,17 +64,17 @@ both = pytest.mark.parametrize("strict", [False, True])
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
+SEQUENCES = [
+    chain,
+    slow(lambda: chain(inplace="empty")),
+    slow(lambda: chain(selected_out_keys=["y"])),
+    slow(lambda: TensorDictModuleWrapper(chain())),
+    lambda: symbolic_trace(chain()),
+]
+
+
 @both
-@pytest.mark.parametrize(
-    "make",
-    [
-        chain,
-        slow(lambda: chain(inplace="empty")),
-        slow(lambda: chain(selected_out_keys=["y"])),
-        slow(lambda: TensorDictModuleWrapper(chain())),
-        lambda: symbolic_trace(chain()),
-    ],
-)
+@pytest.mark.parametrize("make", SEQUENCES)
 def test_sequence_called_with_tensors(make, strict):
     same(make(), [x, z], strict=strict)
 

@@ -122,18 +122,17 @@ def made(*args, base=TensorDictModuleBase, keys=("in_keys", "out_keys"), outs=("
     return module
 
 
-@pytest.mark.parametrize(
-    "args, outside, skipped",
-    [
-        ((), False, True),
-        ((False,), True, False),
-        ((None,), False, False),
-        ((None,), True, True),
-        ((["y"],), False, True),
-        ((["z"],), False, False),
-    ],
-    ids=str,
-)
+DECORATED = [
+    ((), False, True),
+    ((False,), True, False),
+    ((None,), False, False),
+    ((None,), True, True),
+    ((["y"],), False, True),
+    ((["z"],), False, False),
+]
+
+
+@pytest.mark.parametrize("args, outside, skipped", DECORATED, ids=str)
 def test_a_decorated_forward(args, outside, skipped):
     attributes = dict(in_key_attr="reads", out_key_attr="writes")
     for module in (

@@ -142,13 +142,13 @@ def test_the_error_of_a_failed_import_has_its_cause(here):
         train(small(here, "needs_more:Echo"), "run", view=Quiet())
 
 
-@pytest.mark.parametrize(
-    ("make_env", "call"),
-    [
-        (functools.partial(make, "Echo"), "pass make_env="),
-        (make_echo, "name it: --env .*:make_echo"),
-    ],
-)
+MAKES = [
+    (functools.partial(make, "Echo"), "pass make_env="),
+    (make_echo, "name it: --env .*:make_echo"),
+]
+
+
+@pytest.mark.parametrize(("make_env", "call"), MAKES)
 def test_an_environment_passed_by_a_program_must_be_passed_again(make_env, call, here):
     """It is no class that could be found by its name."""
     train(small(here), "run", view=Quiet(), make_env=make_env)

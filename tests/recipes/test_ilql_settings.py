@@ -45,16 +45,16 @@ def plain(tmp_path_factory):
     return params_after("", tmp_path_factory.mktemp("plain") / "run")
 
 
+SAVINGS = [
+    "--model.trunk.gradient_checkpointing",
+    "--num_micro_batches 2 --model.trunk.gradient_checkpointing --optimizer.max_grad_norm 1e6",
+    "--precision bfloat16",
+    pytest.param("--compile", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler, about torch
-@pytest.mark.parametrize(
-    "args",
-    [
-        "--model.trunk.gradient_checkpointing",
-        "--num_micro_batches 2 --model.trunk.gradient_checkpointing --optimizer.max_grad_norm 1e6",
-        "--precision bfloat16",
-        pytest.param("--compile", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
-    ],
-)
+@pytest.mark.parametrize("args", SAVINGS)
 def test_settings_that_save_memory_or_time_give_the_same_weights(args, plain, here):
     torch.compiler.reset()
     found = params_after(args, here / "run")

@@ -208,19 +208,19 @@ def newest_update(checkpoints):
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
+KILLED = [
+    (collecting, 240, 1, 6, 0.1),  # about every other kill is in the middle of a save
+    (in_workers, 120, 2, 2, 0.1),
+    (on_disk, 120, 2, 3, 0.1),
+    (of_two_players, 120, 2, 2, 0.1),
+    (with_sampled_actions, 120, 2, 2, 0.1),
+    (on_dialogues, 120, 2, 3, 0.4),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # up to seven processes, on whatever machine
-@pytest.mark.parametrize(
-    ("make", "size", "every_updates", "num_kills", "at_work_seconds"),
-    [
-        (collecting, 240, 1, 6, 0.1),  # about every other kill is in the middle of a save
-        (in_workers, 120, 2, 2, 0.1),
-        (on_disk, 120, 2, 3, 0.1),
-        (of_two_players, 120, 2, 2, 0.1),
-        (with_sampled_actions, 120, 2, 2, 0.1),
-        (on_dialogues, 120, 2, 3, 0.4),
-    ],
-)
+@pytest.mark.parametrize(("make", "size", "every_updates", "num_kills", "at_work_seconds"), KILLED)
 def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seconds, tmp_path):
     """Killed and resumed by the command line; all available checkpoints are complete."""
     config, folder = make(size, every_updates), tmp_path / "killed"
@@ -304,14 +304,14 @@ def test_a_target_reached_by_the_interrupted_evaluation_ends_the_resumed_run(tmp
     assert (result.reason, result.update) == ("target", 3)
 
 
-@pytest.mark.parametrize(
-    ("config", "update"),
-    [
-        (with_all(twelve(), evaluate__target_return=1.0), 3),
-        (with_all(twelve(), evaluate__target_return=1.0, evaluate__every_env_steps=10_000), 12),
-        (with_all(brief(), evaluate__target_return=-6.0), 4),
-    ],
-)
+TARGETS = [
+    (with_all(twelve(), evaluate__target_return=1.0), 3),
+    (with_all(twelve(), evaluate__target_return=1.0, evaluate__every_env_steps=10_000), 12),
+    (with_all(brief(), evaluate__target_return=-6.0), 4),
+]
+
+
+@pytest.mark.parametrize(("config", "update"), TARGETS)
 def test_a_run_ends_at_its_target(config, update, tmp_path):
     """Also if it is reached at the end of the run."""
     result = train(config, tmp_path / "run")

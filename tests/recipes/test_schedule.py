@@ -170,17 +170,17 @@ def decaying(tmp_path_factory):
     return config, diary, [row["mean_return"] for row in diary.rows("evaluate")]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"collect": {"rollout_length": 2}},
-        {"replay": {"beta": 0.41}},
-        {"targets": {"horizon_fraction": 0.4}},
-        {"optimizer": {"decay_updates": 12}},
-        {"search": {"temperature_from": (0.0, 0.7, 0.75)}},
-        {"evaluate": {"every_env_steps": 19}},
-    ],
-)
+NOTICED = [
+    {"collect": {"rollout_length": 2}},
+    {"replay": {"beta": 0.41}},
+    {"targets": {"horizon_fraction": 0.4}},
+    {"optimizer": {"decay_updates": 12}},
+    {"search": {"temperature_from": (0.0, 0.7, 0.75)}},
+    {"evaluate": {"every_env_steps": 19}},
+]
+
+
+@pytest.mark.parametrize("change", NOTICED)
 def test_the_plain_loop_notices_changed_settings(change, decaying):
     config, diary, returns = decaying
     with pytest.raises((AssertionError, RuntimeError, StopIteration)):

@@ -237,14 +237,14 @@ def test_a_setting_takes_effect_at_the_right_event(algorithm, name, bases, uncha
     assert first_difference(other, timeline_of(algorithm, config, tmp_path / "run", other)) == kind
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "base"),
-    [
-        ("efficientzero", "vector"),
-        pytest.param("efficientzero", "members", marks=pytest.mark.slow),
-        *(("ilql", base) for base in ("wordle", "file", "lora")),
-    ],
-)
+REPEATED = [
+    ("efficientzero", "vector"),
+    pytest.param("efficientzero", "members", marks=pytest.mark.slow),
+    *(("ilql", base) for base in ("wordle", "file", "lora")),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "base"), REPEATED)
 def test_equal_settings_are_the_same_run(algorithm, base, bases, unchanged, tmp_path):
     """Shows that differences mean something; a setting of something else has no effect."""
     idle = {"vector": ("env.atari.sticky", 0.5), "wordle": ("data.split_seed", 1)}

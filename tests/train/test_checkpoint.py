@@ -89,20 +89,20 @@ def interrupted(path):
     raise KeyboardInterrupt("by a person")
 
 
-@pytest.mark.parametrize(
-    "call, match",
-    [
-        (lambda c: Checkpoints(c.folder, keep=0), "at least 1"),
-        (lambda c: c.save(-1, {}), "0 or more"),
-        (lambda c: c.save(1, {}, score=float("nan")), "finite or None"),
-        (lambda c: c.save(1, {"a": TensorDict(), "a.safetensors": b""}), "two parts"),
-        (lambda c: c.save(1, {"a/b": b""}), "must be plain"),
-        (lambda c: c.save(1, {}, {1: 0, "1": 0}), "twice"),
-        (lambda c: c.save(1, {}, {"x": {1}}), "not JSON"),
-        (lambda c: c.save(1, {"state": TensorDict(x=object())}), "object, which can.t be stored"),
-        (lambda c: c.save(1, {"first": b"1", "second": interrupted}), "by a person"),
-    ],
-)
+FAILED = [
+    (lambda c: Checkpoints(c.folder, keep=0), "at least 1"),
+    (lambda c: c.save(-1, {}), "0 or more"),
+    (lambda c: c.save(1, {}, score=float("nan")), "finite or None"),
+    (lambda c: c.save(1, {"a": TensorDict(), "a.safetensors": b""}), "two parts"),
+    (lambda c: c.save(1, {"a/b": b""}), "must be plain"),
+    (lambda c: c.save(1, {}, {1: 0, "1": 0}), "twice"),
+    (lambda c: c.save(1, {}, {"x": {1}}), "not JSON"),
+    (lambda c: c.save(1, {"state": TensorDict(x=object())}), "object, which can.t be stored"),
+    (lambda c: c.save(1, {"first": b"1", "second": interrupted}), "by a person"),
+]
+
+
+@pytest.mark.parametrize("call, match", FAILED)
 def test_failed_saves_change_nothing(checkpoints, call, match):
     save(checkpoints, 0)
     errors = (ValueError, TypeError, DamagedFileError, KeyboardInterrupt)

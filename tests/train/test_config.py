@@ -102,48 +102,48 @@ def test_missing_settings_come_from_the_base_or_the_default():
     assert from_json(kind, json.loads(json.dumps(to_json(kind(seed=3))))) == kind(seed=3)
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        ({"inner": {"rat": 1}}, "no setting inner.rat; did you mean inner.rate?"),
-        ({"raet": 1}, "no setting raet; did you mean inner.rate?"),
-        ({"qqq": 1}, "no setting qqq; there are name, steps, quick, goal, inner.rate"),
-        ({"inner.rate": 1}, "inner.rate is written inner: {rate: ...}"),
-        ({"inner": 3}, "inner must be a table of settings; got 3"),
-        ([], "a config must be a table of settings; got []"),
-        ({"steps": 1.5}, "steps must be a whole number; got 1.5"),
-        ({"steps": True}, "steps must be a whole number; got true"),
-        ({"quick": 1}, "quick must be true or false; got 1"),
-        ({"name": 1}, "name must be a text; got 1"),
-        ({"goal": "x"}, 'goal must be a number or null; got "x"'),
-        ({"inner": {"rate": "x"}}, 'inner.rate must be a number; got "x"'),
-        ({"inner": {"size": 64.0}}, "inner.size must be one of 64, 96; got 64.0"),
-        ({"inner": {"kinds": ["two", "on"]}}, 'inner.kinds[1] must be one of "one", "two"; got'),
-        ({"inner": {"kinds": "one"}}, 'inner.kinds must be a list, each one of "one", "two"; got'),
-        ({"inner": {"bounds": [1]}}, "inner.bounds must be a list of 2: a number, a whole number"),
-        ({"inner": {"rate": -1}}, "inner: rate=-1.0 must not be negative"),
-    ],
-)
+WRONG_DATA = [
+    ({"inner": {"rat": 1}}, "no setting inner.rat; did you mean inner.rate?"),
+    ({"raet": 1}, "no setting raet; did you mean inner.rate?"),
+    ({"qqq": 1}, "no setting qqq; there are name, steps, quick, goal, inner.rate"),
+    ({"inner.rate": 1}, "inner.rate is written inner: {rate: ...}"),
+    ({"inner": 3}, "inner must be a table of settings; got 3"),
+    ([], "a config must be a table of settings; got []"),
+    ({"steps": 1.5}, "steps must be a whole number; got 1.5"),
+    ({"steps": True}, "steps must be a whole number; got true"),
+    ({"quick": 1}, "quick must be true or false; got 1"),
+    ({"name": 1}, "name must be a text; got 1"),
+    ({"goal": "x"}, 'goal must be a number or null; got "x"'),
+    ({"inner": {"rate": "x"}}, 'inner.rate must be a number; got "x"'),
+    ({"inner": {"size": 64.0}}, "inner.size must be one of 64, 96; got 64.0"),
+    ({"inner": {"kinds": ["two", "on"]}}, 'inner.kinds[1] must be one of "one", "two"; got'),
+    ({"inner": {"kinds": "one"}}, 'inner.kinds must be a list, each one of "one", "two"; got'),
+    ({"inner": {"bounds": [1]}}, "inner.bounds must be a list of 2: a number, a whole number"),
+    ({"inner": {"rate": -1}}, "inner: rate=-1.0 must not be negative"),
+]
+
+
+@pytest.mark.parametrize(("data", "text"), WRONG_DATA)
 def test_errors_in_data_name_the_setting(data, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         from_json(Outer, data)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "text"),
-    [
-        ("a.toml", "", "must end with .json, .yaml or .yml"),
-        ("a.json", None, "there is no file "),
-        ("a.json", "[" * 100_000, "is not JSON: "),
-        ("a.json", '{"goal": 1' + "0" * 400 + "}", "goal must be a number or null; got 1000"),
-        ("a.yaml", "a: [", "is not valid YAML: "),
-        ("a.json", '{"steps": 1, "steps": 2}', "'steps' occurs twice"),
-        ("a.yaml", "inner: {rate: 1, rate: 2}", "rate occurs twice"),
-        ("a.yaml", "seed: !!python/object:os.system 1", "is not valid YAML: "),
-        ("a.yaml", "a: &b [*b]", "an alias of a value that contains it"),
-        ("a.json", '{"stesp": 1}', "a.json: there is no setting stesp; did you mean steps?"),
-    ],
-)
+WRONG_FILES = [
+    ("a.toml", "", "must end with .json, .yaml or .yml"),
+    ("a.json", None, "there is no file "),
+    ("a.json", "[" * 100_000, "is not JSON: "),
+    ("a.json", '{"goal": 1' + "0" * 400 + "}", "goal must be a number or null; got 1000"),
+    ("a.yaml", "a: [", "is not valid YAML: "),
+    ("a.json", '{"steps": 1, "steps": 2}', "'steps' occurs twice"),
+    ("a.yaml", "inner: {rate: 1, rate: 2}", "rate occurs twice"),
+    ("a.yaml", "seed: !!python/object:os.system 1", "is not valid YAML: "),
+    ("a.yaml", "a: &b [*b]", "an alias of a value that contains it"),
+    ("a.json", '{"stesp": 1}', "a.json: there is no setting stesp; did you mean steps?"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "text"), WRONG_FILES)
 def test_errors_in_files_name_the_file(tmp_path, name, content, text):
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -179,22 +179,22 @@ def test_flags_override_files_and_later_files_override_earlier_ones(tmp_path):
     assert found == Outer(steps=5, name="two", quick=True, inner=Inner(rate=1.0))
 
 
-@pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        ("--inner.rat 1", "there is no --inner.rat; did you mean --inner.rate?"),
-        ("--no_quik", "there is no --no_quik; did you mean --no_quick?"),
-        ("--config", "--config needs a file"),
-        ("fast --steps 1", "'fast' is not a flag; settings are given as --name value"),
-        ("--steps x", 'steps must be a whole number; got "x"'),
-        ("--inner.kinds one on", 'inner.kinds[1] must be one of "one", "two"; got "on"'),
-        ("--inner.bounds 1", "inner.bounds must be a list of 2: a number, a whole number; got"),
-        ("--inner.rate -1", "inner: rate=-1.0 must not be negative"),
-        ("--steps", "--steps takes one value; got none"),
-        ("--steps 1 2", "--steps takes one value; got 2: 1 2"),
-        ("--quick yes", "--quick takes no value; got 'yes' after it. Write --quick or --no_quick"),
-    ],
-)
+WRONG_ARGUMENTS = [
+    ("--inner.rat 1", "there is no --inner.rat; did you mean --inner.rate?"),
+    ("--no_quik", "there is no --no_quik; did you mean --no_quick?"),
+    ("--config", "--config needs a file"),
+    ("fast --steps 1", "'fast' is not a flag; settings are given as --name value"),
+    ("--steps x", 'steps must be a whole number; got "x"'),
+    ("--inner.kinds one on", 'inner.kinds[1] must be one of "one", "two"; got "on"'),
+    ("--inner.bounds 1", "inner.bounds must be a list of 2: a number, a whole number; got"),
+    ("--inner.rate -1", "inner: rate=-1.0 must not be negative"),
+    ("--steps", "--steps takes one value; got none"),
+    ("--steps 1 2", "--steps takes one value; got 2: 1 2"),
+    ("--quick yes", "--quick takes no value; got 'yes' after it. Write --quick or --no_quick"),
+]
+
+
+@pytest.mark.parametrize(("args", "text"), WRONG_ARGUMENTS)
 def test_errors_on_the_command_line_are_named(args, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         parse(*args.split())

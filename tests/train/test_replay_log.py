@@ -317,15 +317,15 @@ def erased(run, play):
     run.log.files(play.buffer)
 
 
-@pytest.mark.parametrize(
-    ("save", "error", "message"),
-    [
-        (of_version(None), CheckpointError, "a replay of version 1"),
-        (of_version(3), CheckpointError, "a replay of version 3"),
-        (lambda run, _: run.checkpoints.save(2, {}), DamagedFileError, "holds no replay buffer"),
-        (erased, ValueError, "must not be erased"),
-    ],
-)
+UNFIT = [
+    (of_version(None), CheckpointError, "a replay of version 1"),
+    (of_version(3), CheckpointError, "a replay of version 3"),
+    (lambda run, _: run.checkpoints.save(2, {}), DamagedFileError, "holds no replay buffer"),
+    (erased, ValueError, "must not be erased"),
+]
+
+
+@pytest.mark.parametrize(("save", "error", "message"), UNFIT)
 def test_states_that_cannot_be_restored_are_refused(tmp_path, save, error, message):
     run, play, other = Run(tmp_path), Play(make_buffer()), make_buffer()
     play.iterate_many(4)

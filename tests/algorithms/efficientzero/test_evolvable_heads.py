@@ -77,15 +77,15 @@ def test_a_folded_model_gives_the_model_s_outputs_whatever_its_form(env):
         torch.testing.assert_close(found.reward, model.decode_reward(step.value_prefix), **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"head_hidden_channels": (32, 64)}, r"same number of nodes at the start, .* \(32,\)"),
-        ({"head_hidden_channels": (200,)}, "set these to 3 and 200, or more"),
-        ({"head_hidden_channels": (8,) * 4}, "set these to 4 and 128, or more"),
-        ({"max_head_layers": 0}, "max_head_layers=0"),
-    ],
-)
+INVALID = [
+    ({"head_hidden_channels": (32, 64)}, r"same number of nodes at the start, .* \(32,\)"),
+    ({"head_hidden_channels": (200,)}, "set these to 3 and 200, or more"),
+    ({"head_hidden_channels": (8,) * 4}, "set these to 4 and 128, or more"),
+    ({"max_head_layers": 0}, "max_head_layers=0"),
+]
+
+
+@pytest.mark.parametrize(("settings", "error"), INVALID)
 def test_invalid_forms_are_refused(settings, error):
     with pytest.raises(ValueError, match=error):
         ModelConfig(evolvable_heads=True, **settings)

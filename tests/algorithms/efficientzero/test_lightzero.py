@@ -94,18 +94,18 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
     assert all(torch.equal(other.state_dict()[k], v) for k, v in ours.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"latent_norm": "SimNorm"}, "latent_norm='SimNorm'"),
-        ({"norm_type": "LN"}, "norm_type='LN'"),
-        ({"res_connection_in_dynamics": True}, "res_connection_in_dynamics=True"),
-        (
-            {"self_supervised_learning_loss": False, "lstm_hidden_size": 0},
-            r"lstm_hidden_size=0 \(MuZero\), self_supervised_learning_loss=False",
-        ),
-    ],
-)
+POINTED = [
+    ({"latent_norm": "SimNorm"}, "latent_norm='SimNorm'"),
+    ({"norm_type": "LN"}, "norm_type='LN'"),
+    ({"res_connection_in_dynamics": True}, "res_connection_in_dynamics=True"),
+    (
+        {"self_supervised_learning_loss": False, "lstm_hidden_size": 0},
+        r"lstm_hidden_size=0 \(MuZero\), self_supervised_learning_loss=False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), POINTED)
 def test_options_that_the_weights_point_to_are_named(options, message):
     with pytest.raises(ValueError, match=f"they seem to be of {message}$"):
         small().load_lightzero(small(**options).state_dict())

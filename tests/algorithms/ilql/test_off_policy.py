@@ -110,15 +110,15 @@ def test_one_dialogue_is_never_surely_better():
         off_policy_return(torch.zeros(0, 2), torch.zeros(0, 2), 0.0)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        DecodeConfig(adv_weight=3.0),
-        DecodeConfig(adv_weight=3.0, temperature=0.5, top_p=1.0),
-        DecodeConfig(adv_weight=3.0, num_beams=1, top_p=1.0),
-        DecodeConfig(include_adv=False),
-    ],
-)
+DECODINGS = [
+    DecodeConfig(adv_weight=3.0),
+    DecodeConfig(adv_weight=3.0, temperature=0.5, top_p=1.0),
+    DecodeConfig(adv_weight=3.0, num_beams=1, top_p=1.0),
+    DecodeConfig(include_adv=False),
+]
+
+
+@pytest.mark.parametrize("config", DECODINGS)
 def test_log_probabilities_are_those_of_decoding(config):
     torch.manual_seed(0)
     size = TrunkConfig(

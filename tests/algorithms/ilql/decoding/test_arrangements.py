@@ -69,17 +69,17 @@ def next_log_probs(model, target, text, config):
     return perturb(logits, advantage, config, forbidden)[0]
 
 
-@pytest.mark.parametrize(
-    ("shape", "names", "dtype"),
-    [
-        ("wide", "shared", torch.float32),
-        ("wide", "separate", torch.float32),
-        ("learned", "own policy", torch.float64),
-        ("rotary", "one head", torch.float64),
-        ("without biases", "one head", torch.float32),
-        ("narrow inside", "own policy", torch.float32),
-    ],
-)
+ARRANGEMENTS = [
+    ("wide", "shared", torch.float32),
+    ("wide", "separate", torch.float32),
+    ("learned", "own policy", torch.float64),
+    ("rotary", "one head", torch.float64),
+    ("without biases", "one head", torch.float32),
+    ("narrow inside", "own policy", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("shape", "names", "dtype"), ARRANGEMENTS)
 def test_a_beam_of_one_is_greedy_and_batched_beams_equal_single_ones(shape, names, dtype):
     model, target = networks(shape, names, dtype)
     scorer = ModelScorer(model, target)

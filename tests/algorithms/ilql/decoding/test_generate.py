@@ -156,23 +156,23 @@ class Counting(ModelScorer):
         return self.rows, outputs
 
 
-@pytest.mark.parametrize(
-    "arrangement, options, passes",
-    [
-        (dict(), dict(), 6),
-        (dict(), dict(include_adv=False), 6),
-        (dict(), dict(num_beams=4), 6),
-        (dict(policy="separate"), dict(), 12),
-        (dict(policy="separate"), dict(include_adv=False), 6),
-        (dict(policy="separate"), dict(adv_weight=0.0), 6),
-        (dict(policy="separate"), dict(include_logits=False), 6),
-        (dict(policy="separate", target="trunk"), dict(), 18),
-        (dict(policy="separate", target="trunk"), dict(include_logits=False), 12),
-        (dict(policy="separate", target="trunk"), dict(include_adv=False), 6),
-        (dict(policy="separate", target="trunk"), dict(include_adv=False, report_all=True), 18),
-        (dict(policy="separate", target="trunk"), dict(include_adv=False, rerank="value"), 18),
-    ],
-)
+PASSES = [
+    (dict(), dict(), 6),
+    (dict(), dict(include_adv=False), 6),
+    (dict(), dict(num_beams=4), 6),
+    (dict(policy="separate"), dict(), 12),
+    (dict(policy="separate"), dict(include_adv=False), 6),
+    (dict(policy="separate"), dict(adv_weight=0.0), 6),
+    (dict(policy="separate"), dict(include_logits=False), 6),
+    (dict(policy="separate", target="trunk"), dict(), 18),
+    (dict(policy="separate", target="trunk"), dict(include_logits=False), 12),
+    (dict(policy="separate", target="trunk"), dict(include_adv=False), 6),
+    (dict(policy="separate", target="trunk"), dict(include_adv=False, report_all=True), 18),
+    (dict(policy="separate", target="trunk"), dict(include_adv=False, rerank="value"), 18),
+]
+
+
+@pytest.mark.parametrize("arrangement, options, passes", PASSES)
 def test_passes_for_six_tokens(arrangement, options, passes):
     """Each network that is needed reads the prompt once and each token but the last once."""
     model, target = small(**arrangement)
