@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -52,6 +53,25 @@ class Factory:
 
     def __repr__(self) -> str:
         return "<factory>"
+
+
+def own_annotations(cls: type) -> dict[str, Any]:
+    """The annotations in the body of a class: objects, or strings where a name is not known yet.
+
+    >>> class Point:
+    ...     x: Tensor
+    >>> own_annotations(Point), own_annotations(type("Pixel", (Point,), {}))
+    ({'x': 'Tensor'}, {})
+    """
+    if sys.version_info >= (3, 14):  # they are evaluated when they are read
+        from annotationlib import Format, get_annotations
+
+        found = get_annotations(cls, format=Format.FORWARDREF)
+        return {
+            key: kind.__forward_arg__ if isinstance(kind, typing.ForwardRef) else kind
+            for key, kind in found.items()
+        }
+    return dict(inspect.get_annotations(cls))
 
 
 REQUIRED = Required()

@@ -34,6 +34,7 @@ from raffia.tensordict.class_fields import (
     cast,
     is_class,
     members,
+    own_annotations,
     signature,
     unbound,
 )
@@ -253,7 +254,7 @@ class TensorClass(_Typed):
     @classmethod
     def _make_fields(cls, kw_only: bool) -> None:
         """Turn the annotations of the class into fields."""
-        own = cls.__dict__.get("__annotations__", {})
+        own = own_annotations(cls)
         inherited = getattr(cls, "__dataclass_fields__", {})
         for name in own:
             if name in _RESERVED and not cls._shadow:
@@ -731,7 +732,7 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
 
 def _derived(cls: type, options: Mapping[str, bool]) -> Any:
     """A tensorclass with the members of a plain class, or of a dataclass."""
-    own = dict(cls.__dict__.get("__annotations__", {}))
+    own = own_annotations(cls)
     body = {name: cls.__dict__[name] for name in own if name in cls.__dict__}
     bases: tuple[type, ...] = (cls, TensorClass)
     if dataclasses.is_dataclass(cls):

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from raffia.tensordict.class_fields import own_annotations
 from raffia.tensordict.node import BatchSize, Device, Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -56,7 +57,7 @@ class TypedTensorDict(TensorDict):
             if flag is not None:
                 setattr(cls, f"_{name}", flag)
         fields = dict(cls._fields)
-        for name, kind in cls.__dict__.get("__annotations__", {}).items():
+        for name, kind in own_annotations(cls).items():
             if typing.get_origin(kind) is ClassVar or str(kind).startswith(
                 ("ClassVar", "typing.C")
             ):
