@@ -106,11 +106,17 @@ def run_directly(network: nn.Module) -> None:
     'DirectSequential'
     """
     for part in network.modules():
-        if type(part) is nn.Sequential and not any(map(_has_hooks, part)):
+        if type(part) is nn.Sequential and not any(map(has_hooks, part)):
             part.__class__ = DirectSequential
 
 
-def _has_hooks(layer: nn.Module) -> bool:
+def has_hooks(layer: nn.Module) -> bool:
+    """Whether a layer's call does more than its `forward`.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> has_hooks(layer), has_hooks(nn.utils.spectral_norm(layer))
+    (False, True)
+    """
     return bool(layer._forward_pre_hooks or layer._forward_hooks)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from raffia.algorithms.efficientzero import fold
 from raffia.algorithms.efficientzero.folding import Folding
 from raffia.nn.blocks import DirectSequential
 
@@ -37,6 +38,34 @@ def test_a_refreshed_copy_gives_the_model_s_outputs(build, shape, norm_type):
     folding.refresh(other)  # the projection does not count
     found = outputs(folding.model, shape)
     torch.testing.assert_close(found, outputs(other, shape), rtol=1e-3, atol=1e-4)
+
+
+def changed(model, kind):
+    """The model with linear layers, also in front of BatchNorm, that compute something else."""
+    network = model.prediction_network
+    for layer in [inner for inner in network.modules() if isinstance(inner, nn.Linear)]:
+        if kind == "parametrized":
+            nn.utils.parametrizations.weight_norm(layer)
+        elif kind == "normalised":
+            nn.utils.spectral_norm(layer)
+        else:
+            layer.register_forward_hook(lambda layer, given, found: 2 * found + 1)
+    return drawn(model)
+
+
+@pytest.mark.parametrize("build", [small.conv, small.vector])
+@pytest.mark.parametrize("kind", ["parametrized", "normalised", "hook"])
+def test_layers_that_compute_something_else_are_not_folded(build, kind):
+    shape, norm = (IMAGE, "BN") if build is small.conv else (VECTOR, "LN")
+    model, other = (
+        changed(build(norm_type=norm, last_linear_layer_init_zero=False), kind) for _ in range(2)
+    )
+    snapshot = fold(model)
+    assert snapshot.compiled is None and snapshot.recurrent_fn.compiled is None
+    for now in (model, other):
+        snapshot.refresh(now)
+        found = outputs(snapshot._folding.model, shape)
+        torch.testing.assert_close(found, outputs(now, shape), rtol=1e-3, atol=1e-4)
 
 
 def without_statistics():

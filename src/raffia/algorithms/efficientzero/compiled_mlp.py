@@ -23,7 +23,7 @@ from raffia.algorithms.efficientzero.model_mlp import (
 )
 from raffia.functional.transforms import Support
 from raffia.jit.dense_program import ColumnBuffer, DenseProgram, bind_group
-from raffia.nn.blocks import DirectSequential
+from raffia.nn.blocks import DirectSequential, has_hooks
 from raffia.search.base import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
@@ -285,7 +285,9 @@ def _is_plain(model: LatentModel) -> bool:
         support is not None and support.size == 1
         for support in (model.reward_support, model.value_support)
     )
-    return not (model.state_norm or constant) and all(map(_is_float32_here, tensors))
+    if model.state_norm or constant or any(map(has_hooks, model.modules())):
+        return False
+    return all(map(_is_float32_here, tensors))
 
 
 class Layer(NamedTuple):

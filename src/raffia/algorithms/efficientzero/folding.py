@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.networks import (
@@ -24,7 +25,7 @@ from raffia.algorithms.efficientzero.networks import (
     RepresentationNetwork,
 )
 from raffia.algorithms.efficientzero.row_invariant import in_blocks, row_invariant
-from raffia.nn.blocks import LSTMStep, run_directly
+from raffia.nn.blocks import LSTMStep, has_hooks, run_directly
 
 _LINEAR = (nn.Linear, nn.Conv2d)
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -181,7 +182,7 @@ def _entries(model: LatentModel, modules: dict[str, nn.Module]) -> dict[str, obj
     """The type of each layer, the shape of each tensor, and how outputs are read."""
     entries: dict[str, object] = {}
     for name, part in modules.items():
-        entries[name] = type(part)
+        entries[name] = type_before_parametrizations(part)  # of which each layer has its own class
         for tensors in (part._parameters, part._buffers):
             for key, tensor in tensors.items():
                 entries[f"{name}.{key}"] = None if tensor is None else tensor.shape
@@ -217,10 +218,13 @@ def _pairs(model: nn.Module) -> Iterator[_Pair]:
             names = list(part._modules)
             named = list(zip(names, names[1:], strict=False))
         for linear, norm in named:
-            layers = [part._modules.get(linear), part._modules.get(norm)]
-            if isinstance(layers[0], _LINEAR) and isinstance(layers[1], _BATCH_NORM):
-                if layers[1].running_mean is not None:
-                    yield _Pair(prefix + linear, prefix + norm)
+            layers: list[Any] = [part._modules.get(linear), part._modules.get(norm)]
+            # Subclasses and layers with hooks may compute something else.
+            if type(layers[0]) not in _LINEAR or type(layers[1]) not in _BATCH_NORM:
+                continue
+            if any(map(has_hooks, layers)) or layers[1].running_mean is None:
+                continue
+            yield _Pair(prefix + linear, prefix + norm)
 
 
 def _without_norm(model: nn.Module, pair: _Pair) -> None:
