@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -47,12 +48,10 @@ def write_model(folder, kind="llama", vocab_size=12):
     size = {"vocab_size": vocab_size, "hidden_size": 16, "intermediate_size": 20}
     size |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 24}
     config = {
-        "llama": lambda: transformers.LlamaConfig(**size, num_key_value_heads=1),
-        "gpt_neox": lambda: transformers.GPTNeoXConfig(**size, hidden_dropout=0.5),
-        "qwen2": lambda: transformers.Qwen2Config(
-            **size, num_key_value_heads=1, tie_word_embeddings=True
-        ),
-    }[kind]()
+        "llama": partial(transformers.LlamaConfig, num_key_value_heads=1),
+        "gpt_neox": partial(transformers.GPTNeoXConfig, hidden_dropout=0.5),
+        "qwen2": partial(transformers.Qwen2Config, num_key_value_heads=1, tie_word_embeddings=True),
+    }[kind](**size)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return str(folder)
 

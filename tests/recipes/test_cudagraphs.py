@@ -75,12 +75,10 @@ def test_recorded_gradients_are_those_of_each_batch_and_state(device):
         batch = batch_of(6, FRAMES, seed, **sizes).to(device)
         expected_result, result = (each.grads(state, batch) for each in (learner, graph))
         results.append((expected_result, result, result[0].clone(), result[1].clone()))
-        # Another order of entries, as in a loaded state.
-        state = graph.apply(state.clone(), expected_result[0]).select(
-            *reversed(sorted(state.keys()))
-        )
-    for expected_result, result, update, metrics in results:
-        for expected, found, copied in zip(expected_result, result, (update, metrics), strict=True):
+        keys = sorted(state.keys(), reverse=True)  # another order, as in a loaded state
+        state = graph.apply(state.clone(), expected_result[0]).select(*keys)
+    for expected_result, result, *copies in results:
+        for expected, found, copied in zip(expected_result, result, copies, strict=True):
             for key, value in expected.items(True, True):
                 torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
                 assert torch.equal(found[key], copied[key])  # later replays do not write there
@@ -100,6 +98,12 @@ def test_rows_use_the_smallest_graph_with_room(device):
     assert len(set(sizes)) == 18
 
 
+def assert_same_step(found, expected, embedding, action):
+    pairs = [networks.recurrent_fn(embedding, action) for networks in (found, expected)]
+    for x, y in zip(*([*outputs, after] for outputs, after in pairs), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)
+
+
 def test_networks_as_graphs_equal_those_without(device):
     """Also with other weights, loaded in place; and in a copy."""
     learner, _ = make_learner()
@@ -114,10 +118,7 @@ def test_networks_as_graphs_equal_those_without(device):
             action = torch.arange(num, device=device) % 3
             embedding = plain.root(observation).embedding
             for each in (graphed, copy.deepcopy(graphed)):
-                expected, after = plain.recurrent_fn(embedding, action)
-                found, found_after = each.recurrent_fn(embedding, action)
-                for x, y in zip([*expected, after], [*found, found_after], strict=True):
-                    torch.testing.assert_close(y, x, rtol=1e-3, atol=1e-3)
+                assert_same_step(each, plain, embedding, action)
     assert graphed.recurrent_fn.graphs.sizes == [2, 6]
 
 
@@ -137,10 +138,7 @@ def test_networks_of_members_as_graphs_equal_those_without(device):
             action = torch.arange(len(member), device=device) % 2
             root = plain.root(observation, member=torch.tensor(member))
             for each in (graphed, copy.deepcopy(graphed)):
-                expected, after = plain.recurrent_fn(root.embedding, action)
-                found, found_after = each.recurrent_fn(root.embedding, action)
-                for x, y in zip([*expected, after], [*found, found_after], strict=True):
-                    torch.testing.assert_close(y, x, rtol=1e-3, atol=1e-3)
+                assert_same_step(each, plain, root.embedding, action)
     assert graphed._models.graphs.sizes == [1, 2, 3]
 
 

@@ -17,9 +17,8 @@ from raffia.recipes.ilql.networks import Networks
 
 
 def policy_of(tokenizer, block_size=24, **decode):
-    trunk = TrunkConfig(
-        vocab_size=tokenizer.num_tokens, n_layer=1, n_head=2, n_embd=8, block_size=block_size
-    )
+    sizes = dict(vocab_size=tokenizer.num_tokens, block_size=block_size)
+    trunk = TrunkConfig(n_layer=1, n_head=2, n_embd=8, **sizes)
     torch.manual_seed(0)
     networks = Networks(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
     generator = torch.Generator().manual_seed(1)
@@ -140,15 +139,12 @@ def test_the_context_is_also_limited_in_an_environment(block_size, monkeypatch):
     assert len(game.observation.sequence) == 18 and len(prompts) == 9
     for number, prompt in enumerate(prompts):
         utterances = game.observation.sequence[: 2 * number + 1]
-        rows = [
-            policy.tokens(Dialogue(utterances[start:], terminal=False))
-            for start in range(len(utterances))
-        ]
+        tails = [utterances[start:] for start in range(len(utterances))]
+        rows = [policy.tokens(Dialogue(tail, terminal=False)) for tail in tails]
         fitting = [row for row in rows if len(row) < block_size]
         assert prompt in fitting  # the whole dialogue, or else its last utterances
-        assert prompt == rows[0] or prompt == next(
-            row for row in fitting if len(row) + policy.room <= block_size
-        )
+        with_room = [row for row in fitting if len(row) + policy.room <= block_size]
+        assert prompt == rows[0] or prompt == with_room[0]
     assert (prompts[-1] == rows[0]) == (block_size == 512)
     long = Dialogue([("abc" * 99, None)], terminal=False)  # only its end fits
     assert policy.prompt(long) == policy.tokens(long)[-(block_size - 1) :]
@@ -161,9 +157,7 @@ def test_a_system_message_is_not_forgotten():
     prompt, num = policy.fit(Dialogue(turns, terminal=False, roles=roles))
     rest = Dialogue([turns[0], *turns[1 + num :]], terminal=False)
     assert prompt == policy.tokens(rest) and 0 < num < 13 and len(prompt) + 3 <= 24
-    prompt, num = policy.fit(
-        Dialogue(turns, terminal=False)
-    )  # without roles it is treated as any other
+    prompt, num = policy.fit(Dialogue(turns, terminal=False))  # treated as any other
     assert prompt == policy.tokens(Dialogue(turns[num:], terminal=False)) and num > 0
 
 
@@ -171,9 +165,8 @@ def test_texts_that_cannot_be_encoded_or_do_not_fit_are_refused():
     chat = chat_of(block_size=16)
     with pytest.raises(UnreadableText, match="^there is no token for 'x' in 'ax'$"):
         chat.send("ax")
-    with pytest.raises(
-        UnreadableText, match="18 tokens, but with an answer.* of 16 has room for 12"
-    ):
+    words = "18 tokens, but with an answer.* of 16 has room for 12"
+    with pytest.raises(UnreadableText, match=words):
         chat.send("a" * 16)
     assert chat.utterances == []
     chat.send("a" * 10)

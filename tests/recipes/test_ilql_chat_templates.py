@@ -112,9 +112,8 @@ def test_an_export_keeps_the_template(models_folder, tmp_path):
 
 
 def test_errors_name_the_settings_that_fix_them(models_folder, tmp_path):
-    with pytest.raises(
-        ValueError, match="chat_template=True needs the tokenizer of a Hugging Face model"
-    ):
+    words = "chat_template=True needs the tokenizer of a Hugging Face model"
+    with pytest.raises(ValueError, match=words):
         DialogueDataConfig(chat_template=True)
     bare = write_tokenizer(tmp_path / "bare", None)
     config = config_of(models_folder)

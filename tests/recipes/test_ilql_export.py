@@ -219,7 +219,6 @@ def test_a_damaged_export_is_refused(tmp_path):
         load_exported(out)
     path = out / "raffia_ilql.json"
     path.write_text(path.read_text().replace('"temperature"', '"heat"'))
-    with pytest.raises(
-        ValueError, match="raffia_ilql.json: it is damaged, or from another release"
-    ):
+    words = "raffia_ilql.json: it is damaged, or from another release"
+    with pytest.raises(ValueError, match=words):
         load_exported(out)

@@ -81,11 +81,9 @@ def test_a_model_of_transformers_is_trained_and_resumed_without_its_folder(
     assert "dropout_seed" in state.keys()
     assert set(state["params"].keys()) == {"trunk", "v", "q1", "q2"}
     theirs = HFTrunk.from_folder(models_folder / kind)
-    moved = [
-        float((state[("params", "trunk", *name.split("."))][: len(p)] - p.detach()).abs().max())
-        for name, p in theirs.named_parameters()
-    ]
-    assert 0 < max(moved) < 0.05  # it started from these weights, and learned
+    pairs = [(state["params", "trunk", *n.split(".")], p) for n, p in theirs.named_parameters()]
+    moved = max(float((ours[: len(p)] - p.detach()).abs().max()) for ours, p in pairs)
+    assert 0 < moved < 0.05  # it started from these weights, and learned
     agent = load_agent(folder).agent
     assert type(agent.model.trunk).__name__ == "HFTrunk"
     assert {agent.model.trunk.model.config.model_type} == {kind}
@@ -102,9 +100,8 @@ def test_dropout_is_the_run_s_and_not_the_model_s(models_folder, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_lora_is_trained_and_the_base_model_is_stored_once(kind, models_folder, tmp_path):
-    config = config_of(
-        models_folder, kind, lora=LoRAConfig(rank=2, dropout=0.2, learn_embeddings=False)
-    )
+    lora = LoRAConfig(rank=2, dropout=0.2, learn_embeddings=False)
+    config = config_of(models_folder, kind, lora=lora)
     config = replace(config, model=replace(config.model, policy="separate", target="trunk"))
     folder = assert_resumes_exactly(with_trunk(config, dropout=0.1), tmp_path)
     names = {path.name.partition(".")[0] for path in (folder / "language_model").iterdir()}
@@ -144,10 +141,8 @@ def test_embeddings_learn_where_tokens_were_added(models_folder, tmp_path):
     train(config, tmp_path / "run", view=Quiet())
     keys = set(last(tmp_path / "run").tensors("state")["params", "trunk"].keys(True, True))
     names = {".".join(key[-2:]) for key in keys}
-    assert names == {
-        *("embed_tokens.weight", "lm_head.weight"),
-        *(f"{layer}.{part}" for layer in lora.layers for part in ("up", "down")),
-    }
+    changes = {f"{layer}.{part}" for layer in lora.layers for part in ("up", "down")}
+    assert names == changes | {"embed_tokens.weight", "lm_head.weight"}
     full = write_model(tmp_path / "full", "llama", vocab_size=NUM_TOKENS)
     other = of_file(str(models_folder / "chats.jsonl"), full, lora=LoRAConfig(rank=2))
     assert with_sizes(other).lora.learn_embeddings is False

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,9 +76,8 @@ def relative_distance(one, other) -> float:
 
 
 def test_dropout_of_a_separate_policy_is_reproducible_and_differs_by_row(here):
-    config = with_trunk(
-        of_file(write_chats(here / "chats.jsonl"), num_micro_batches=2), dropout=0.2
-    )
+    config = of_file(write_chats(here / "chats.jsonl"), num_micro_batches=2)
+    config = with_trunk(config, dropout=0.2)
     config = with_sizes(replace(config, model=replace(config.model, policy="separate")))
     train(config, here / "straight", view=Quiet())
     state = torch.get_rng_state()
@@ -88,9 +88,8 @@ def test_dropout_of_a_separate_policy_is_reproducible_and_differs_by_row(here):
     learner = ILQLLearner(config)
     batch = make_corpus(config, None).learnt.take(torch.tensor([3]).numpy())
     other = batch.copy().set("index", batch["index"] + 1)
-    first, again, elsewhere = (
-        learner.grads(learner.init(0), b)[1]["loss"] for b in (batch, batch, other)
-    )
+    state, three = learner.init(0), (batch, batch, other)
+    first, again, elsewhere = (learner.grads(state, each)[1]["loss"] for each in three)
     assert first == again != elsewhere
 
 
@@ -179,9 +178,7 @@ def break_models(here):
     (here / "bare" / "config.json").write_text(config)
     for name in ("mute", "torn"):
         (here / name / "config.json").write_text(config)
-        (here / name / "model.safetensors").write_bytes(
-            (complete / "model.safetensors").read_bytes()
-        )
+        shutil.copy(complete / "model.safetensors", here / name)
     write_tokenizer(here / "torn")
     more = json.loads(config) | {"n_layer": 3}
     (here / "torn" / "config.json").write_text(json.dumps(more))
