@@ -325,7 +325,7 @@ class EfficientZeroExperiment(RunExperiment):
             yield
         except UnfitOutputError as error:
             inputs = self.collector.now if inputs is None else inputs
-            self.guard.searched(state, inputs, str(error))
+            self.guard.searched(self.whole(state), inputs, str(error))
 
     # -- evaluating
 
