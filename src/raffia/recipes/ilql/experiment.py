@@ -88,9 +88,7 @@ class ILQLExperiment(RunExperiment):
             environment = find_environment(config, make_env, self.corpus.tokenizer)
             self.making = begin_making(config, folder).on(config.device)
             self.networks = make_networks(self.making)
-            self.learner: Learner = accelerated(self.networks, compile=config.compile)
-            if config.num_micro_batches > 1:
-                self.learner = Accumulate(self.learner, config.num_micro_batches)
+            self.learner = accelerated_by(config, self.networks)
             if config.population.size > 1:
                 self.members = Members(
                     config.population, self.learner, config.seed, batch_size=config.batch_size
@@ -312,6 +310,15 @@ def make_networks(making: Making) -> ILQLLearner:
     )
 
 
+def accelerated_by(config: ILQLRun, learner: Learner) -> Learner:
+    """The learner with its gradients compiled, and summed over parts of a batch, as the run's
+    config says.
+    """
+    learner = accelerated(learner, compile=config.compile)
+    num = config.num_micro_batches
+    return Accumulate(learner, num) if num > 1 else learner
+
+
 def make_learner(config: str, index: int) -> Learner:
     """The learner of a process that shares batches.
 
@@ -325,10 +332,7 @@ def make_learner(config: str, index: int) -> Learner:
     settings = json.loads(config)
     run = from_json(ILQLRun, settings["run"])
     making = making_of(run, settings["folder"]).on(str(device_of(run.device, index + 1)))
-    learner = accelerated(make_networks(making), compile=run.compile)
-    if run.num_micro_batches > 1:
-        learner = Accumulate(learner, run.num_micro_batches)
-    return learner
+    return accelerated_by(run, make_networks(making))
 
 
 def make_members(config: str, index: int) -> MembersRole:
