@@ -21,6 +21,7 @@ from raffia.lm.decoding.one_token import TokenReader, compiles, plain
 from raffia.lm.decoding.scorer import Needs, NextToken
 from raffia.lm.model import LanguageModel
 from raffia.lm.transformer import CausalLM
+from raffia.nn.blocks import has_hooks
 
 
 class ModelScorer:
@@ -397,7 +398,7 @@ class CompiledHeads:
 
 
 def _plain(head: AnyHead) -> bool:
-    if not isinstance(head, Head):
+    if type(head) is not Head or any(map(has_hooks, head.modules())):
         return False
     first, last = head[0], head[2]
     layers = type(first) is nn.Linear and type(last) is nn.Linear

@@ -11,6 +11,7 @@ from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.generate import decode, generate, stream
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.algorithms.ilql.scores import score_utterances
 from raffia.lm.data.rl_dataset import Vocabulary
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Request, Stop
@@ -138,6 +139,18 @@ def test_a_model_of_other_sizes_than_its_config_speaks():
     assert policy.block_size == 6
     with pytest.raises(ValueError, match="the tokenizer has 8 tokens, but the model has 7"):
         ILQL_Policy(policy.agent, Vocabulary(8))
+
+
+def test_hooks_of_heads_count():
+    torch.manual_seed(0)
+    shape = TrunkConfig(vocab_size=30, n_layer=1, n_head=2, n_embd=64, block_size=9)
+    model = ILQLModel(ILQLModelConfig(trunk=shape))
+    target, config = make_target(model), DecodeConfig(adv_weight=5.0, max_new_tokens=5)
+    for head in target.q_heads:
+        head.register_forward_hook(lambda head, hidden, found: 3 * found)
+    found = generate(model, target, [[1, 2]], config, generator=draws())
+    again = score_utterances(model, target, [[1, 2]], found.tokens, config)
+    torch.testing.assert_close(found.log_prob, again.log_prob)
 
 
 class Counting(ModelScorer):
