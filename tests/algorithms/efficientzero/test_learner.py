@@ -116,6 +116,33 @@ def test_gradients_and_statistics_are_those_of_the_module(norm_type):
     assert {*expected.keys(), "grad_norm"} == {*metrics.keys()}
 
 
+def test_draws_of_custom_networks_follow_from_the_update_alone():
+    """So a resumed run repeats them, whatever else was drawn in its process."""
+
+    def make():
+        model = learner_of().make_model(0)
+        model.projection.append(torch.nn.Dropout(0.5))
+        return model
+
+    learner = EfficientZeroLearner(LINE, CONFIG, num_updates=9, model_factory=make)
+    state, batch = learner.init(0), batch_of()
+
+    def gradients(step, rows=slice(None)):
+        state["step"] = torch.tensor(step)
+        update, _ = learner.grads(state, batch[rows])
+        return update["grads", "projection", "0", "weight"]
+
+    torch.manual_seed(1)
+    before, first = torch.random.get_rng_state(), gradients(step=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(5)
+    assert torch.equal(gradients(step=4), first) and not torch.equal(gradients(step=5), first)
+    halves = [gradients(4, rows) for rows in (slice(0, 4), slice(4, 8))]  # draw each their own
+    batch["index"] = torch.zeros_like(batch["index"])
+    assert torch.equal(gradients(4, slice(0, 4)), halves[0])
+    assert not torch.equal(gradients(4, slice(4, 8)), halves[1])
+
+
 def test_the_target_follows_after_each_interval():
     learner, batch = learner_of(optimizer={"name": "adamw"}), batch_of()
     state, again = learner.init(0), learner.init(0)

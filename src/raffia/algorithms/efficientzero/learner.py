@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from raffia.algorithms.efficientzero.planning import acting_numbers, action_samp
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
 from raffia.functional.optim import adamw, sgd, step_decay, warmup
+from raffia.functional.seeds import derive_seed
 from raffia.functional.trees import is_traced
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
@@ -65,6 +67,7 @@ class EfficientZeroLearner:
                 f"{list(spec.observation_shape)}: leave augmentation out"
             )
         self._frame_stack = frame_stack
+        self._may_draw = model_factory is not None
         compares = config.loss.consistency_weight > 0
         self._make = model_factory or partial(
             make_model, spec, config.model, frame_stack=frame_stack, consistency=compares
@@ -118,12 +121,25 @@ class EfficientZeroLearner:
             value, metrics = functional_call(self._loss, named, (batch, state["hyper"]))
             return value, (metrics, buffers)
 
-        grads, (_, (metrics, buffers)) = value_and_grad(loss, state["params"])
+        with self._draws(state, batch):
+            grads, (_, (metrics, buffers)) = value_and_grad(loss, state["params"])
         if self.config.precision != "float32" and not is_traced():
             # Convolutions in half precision give theirs in another order than the parameters'.
             grads = grads.apply(lambda grad: grad.clone(memory_format=torch.contiguous_format))
         metrics["grad_norm"] = global_norm(grads)
         return TensorDict(grads=grads, buffers=buffers), TensorDict(metrics)
+
+    @contextmanager
+    def _draws(self, state: TensorDict, batch: TensorDict) -> Iterator[None]:
+        """Draws of custom networks, such as dropout's: of this batch of this update, whatever was
+        drawn before.
+        """
+        if not self._may_draw or is_traced() or batch["index"].device.type != "cpu":
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(int(state["step"]), "networks", int(batch["index"][0])))
+            yield
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         """The state after the update, in the memory of the one before where that is possible.
