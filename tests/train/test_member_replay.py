@@ -15,7 +15,9 @@ def test_segments_are_shared_or_of_the_member_s_own_envs(own):
     assert replay.extend(steps()).shape == (5, 6) and len(replay) == (8 if own else 24)
     segments = replay.sample(40)
     assert segments.batch_size == (3, 40)
-    assert bool((segments["total"] == (10 if own else 30)).all())
+    # Ages are in rows of all members: two of six that come in at a time are a member's own.
+    index, age = segments["index"], segments["total"] - segments["index"]
+    assert torch.equal(age, 3 * (10 - index) if own else 30 - index)
     if not own:
         assert bool((segments["index"] == segments["index"][0]).all())
         return

@@ -120,8 +120,11 @@ class OwnReplays:
         return torch.cat([buffer.extend(part) for buffer, part in pairs], 1)
 
     def sample(self, batch_size: int) -> TensorDict:
-        """Windows [P, B]; see `SharedReplay`."""
-        return stack([_dated(buffer, batch_size) for buffer in self.buffers])
+        """Segments [P, B]; see `SharedReplay`. Each has a "total" by which total - index tells its
+        age in rows of all members: of P rows that come in, one is its member's."""
+        segments = stack([_dated(buffer, batch_size) for buffer in self.buffers])
+        index = segments["index"]
+        return segments.set("total", index + self.size * (segments["total"] - index))
 
     def contains(self, index: Tensor) -> Tensor:
         """Whether these numbers [P, B] are of steps that can be drawn and read."""
