@@ -8,6 +8,7 @@ Legend: P prompts, G texts for each, V tokens of the vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -183,8 +184,16 @@ class Request:
         return room.repeat_interleave(copies).to(self.scorer.device)
 
     def choice(self, outputs: NextToken) -> Choice:
-        """How likely each next token is."""
-        return Choice.of(outputs, self.config, self.forbidden)
+        """How likely each next token is; ValueError if the model's outputs are not finite."""
+        choice = Choice.of(outputs, self.config, self.forbidden)
+        # One NaN, or infinity, makes all log-probabilities of its row NaN.
+        if math.isnan(choice.log_probs[:, 0].sum().item()):
+            raise ValueError(
+                "the scores of the next token are NaN or infinite: look at the model's weights, "
+                "which may have diverged in training, and at adv_weight="
+                f"{self.config.adv_weight:g}"
+            )
+        return choice
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], scorer: Scorer) -> None:

@@ -141,6 +141,19 @@ def test_a_model_of_other_sizes_than_its_config_speaks():
         ILQL_Policy(policy.agent, Vocabulary(8))
 
 
+@pytest.mark.parametrize("broken", ["trunk", "q1"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 1}, {"num_beams": 3}, {"plan": TokenPlanConfig()}]
+)
+def test_weights_that_are_not_finite_are_an_error(broken, options):
+    model, target = small()
+    parameter = model.trunk.ln_f.bias if broken == "trunk" else target.q1[2].bias
+    with torch.no_grad():
+        parameter[0] = torch.nan
+    with pytest.raises(ValueError, match="the scores of the next token are NaN or infinite: look"):
+        generate(model, target, [[1, 2], [3]], DecodeConfig(**options))
+
+
 def test_hooks_of_heads_count():
     torch.manual_seed(0)
     shape = TrunkConfig(vocab_size=30, n_layer=1, n_head=2, n_embd=64, block_size=9)
