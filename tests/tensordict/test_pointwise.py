@@ -411,8 +411,9 @@ def test_reductions_of_features_and_to_one_tensor(op):
         assert_leaves(result, by_leaf(lambda x: reduce_leaf(x.reshape(B, T, -1), op, dim=-1), td))
     for dim in (0, 1):
         joined = torch.cat([batched()["a"], batched()["n", "b"]], dim)
-        result = reduce(batched(), op, dim=dim, reduce=True)
-        torch.testing.assert_close(result, reduce_leaf(joined, op, dim=dim))
+        for td in (batched(), TensorDict(batched().to_dict(), [B])):  # also beyond the batch
+            result = reduce(td, op, dim=dim, reduce=True)
+            torch.testing.assert_close(result, reduce_leaf(joined, op, dim=dim))
     with pytest.raises(IndexError, match="Incompatible dim 2"):
         reduce(make(), op, dim=2)
 
@@ -505,6 +506,12 @@ def test_min_max_softmax_norm(kind):
         result = getattr(batched(), op)(dim=0, reduce=True)
         torch.testing.assert_close(result.values, expected.values)
         torch.testing.assert_close(result.indices, expected.indices)
+        joined = torch.cat([batched()["a"], batched()["n", "b"]], 1)
+        expected = getattr(torch, f"cum{op}")(joined, 1)
+        method = getattr(TensorDict(batched().to_dict(), [B]), f"cum{op}")
+        assert method(1, reduce=True).values.equal(expected.values)
+        assert method(1, reduce=True).indices.equal(expected.indices)
+        assert method(1, reduce=True, return_indices=False).equal(expected.values)
     for dim, keep in itertools.product((0, 1, -1), ({}, {"keepdim": True})):
         for op in ("min", "max", "cummin", "cummax"):
             if keep and op.startswith("cum"):

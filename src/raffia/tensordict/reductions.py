@@ -29,14 +29,18 @@ _DIM_TEXT = """
 dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all dimensions of
     each entry if not given.
 keepdim: keep reduced dimensions with size 1.
-reduce: reduce over all entries too and return one tensor.
+reduce: reduce over all entries too and return one tensor: they are joined along `dim`, which may
+    then be a dimension of theirs, beyond the batch dimensions.
 """
 
 Made = TypeVar("Made")
 
 
-def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
-    """Batch dimensions as non-negative numbers; None for all dimensions of each leaf."""
+def _dims(td: Any, dim: Any, beyond: bool = False) -> tuple[int, ...] | None:
+    """Batch dimensions as non-negative numbers; None for all dimensions of each leaf.
+
+    beyond: numbers beyond them are accepted, too.
+    """
     if dim is NO_DEFAULT or dim is None:
         return None
     ndim = len(td._batch_size)
@@ -46,12 +50,14 @@ def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
             f"dim must be a batch dimension, a tuple of them or 'feature', got {dim!r}"
         )
     for d in given:
-        if not -ndim <= d < ndim:
+        if not (-ndim <= d < ndim or beyond and d >= ndim):
             raise IndexError(
                 f"Incompatible dim {d} for tensordict with shape {td._batch_size}: it counts "
                 "batch dimensions; dim='feature' stands for the entries' own"
             )
-    return tuple([d % ndim for d in given]) or None  # as for tensors, none of them is all
+    return (
+        tuple([d + ndim if d < 0 else d for d in given]) or None
+    )  # as for tensors, none of them is all
 
 
 def _reduced_size(size: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:
@@ -140,26 +146,33 @@ def _over_entries(
 ) -> Tensor:
     """One tensor: reduced over all entries, and over the dimensions `dim` of each."""
     whole = dim is NO_DEFAULT or dim is None  # then it does not matter what is stacked
-    pairs = [] if whole else entries_list(td, True, True, None, False)
-    leaves = td._leaves([]) if whole else [x for _, x in pairs if not isinstance(x, Node)]
+    leaves = td._leaves([]) if whole else _tensors(td)
     ndim = len(td._batch_size)
     if not leaves:
         raise ValueError("there are no tensor leaves to reduce")
     if dim == "feature":
         flat = torch.cat([leaf.reshape(*leaf.shape[:ndim], -1) for leaf in leaves], -1)
         return fn(flat, dim=-1, keepdim=keep, **options)
-    dims = _dims(td, dim)
+    dims = _dims(td, dim, beyond=True)
     if dims is None:
         flat = torch.cat([leaf.flatten() for leaf in leaves])
         return fn(flat, dim=0, **options)
+    at = dims[0] if len(dims) == 1 else dims
+    return fn(_joined(leaves, dims[0]), dim=at, keepdim=keep, **options)
+
+
+def _tensors(td: Any) -> list[Tensor]:
+    return [x for _, x in entries_list(td, True, True, None, False) if not isinstance(x, Node)]
+
+
+def _joined(leaves: list[Tensor], dim: int) -> Tensor:
     try:
-        joined = torch.cat(leaves, dims[0])
-    except RuntimeError as error:
-        raise RuntimeError(
+        return torch.cat(leaves, dim)
+    except (RuntimeError, IndexError) as error:
+        raise type(error)(
             f"reduce=True over dim={dim} joins the entries along that dimension, "
             f"so their other dimensions must be equal: {error}"
         ) from error
-    return fn(joined, dim=dims[0] if len(dims) == 1 else dims, keepdim=keep, **options)
 
 
 def _repeated(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -564,9 +577,9 @@ def cumulative(
     td: Any, fn: Callable[..., Any], name: str, dim: Any, reduce: bool | None, indices: bool
 ) -> Any:
     if reduce:
-        raise ValueError(
-            f"{name} keeps all rows, so there is nothing to reduce over entries; leave reduce out"
-        )
+        at = _dims(td, dim, beyond=True)[0]  # type: ignore[index]
+        found = fn(_joined(_tensors(td), at), at)
+        return found if indices else found.values
     at = _dims(td, dim)[0]  # type: ignore[index]
     vals = mapped(td, lambda leaf, _: fn(leaf, at).values)
     if not indices:
