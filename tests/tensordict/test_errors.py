@@ -19,6 +19,7 @@ from raffia import (
     pad_sequence,
     tensorclass,
     unravel_key,
+    unravel_key_list,
 )
 
 B, T, A = 2, 3, 5
@@ -425,6 +426,19 @@ TEXTS = {
     "rename_key_": (
         lambda: lazy().rename_key_("action", "next", safe=True),
         "key next already present in TensorDict",
+    ),
+    "into a leaf": (
+        lambda: make()["action", "z"],
+        "'action' is a Tensor, not a tensordict, so it has no entry 'z'",
+    ),
+    "missing in a stack": (
+        lambda: lazy()["z"],
+        'key "z" not found in TensorDict with keys',
+    ),
+    "unravel_key": (lambda: unravel_key(1), "key should be a Sequence<NestedKey>"),
+    "unravel_key_list": (
+        lambda: unravel_key_list("a"),
+        "unravel_key_list(): incompatible function arguments",
     ),
     "through a leaf": (
         lambda: make().set(("action", "z"), ONES),
