@@ -556,6 +556,10 @@ TEXTS = {
         lambda: lazy().update(lazy_stack([TensorDict(a=ONES[0], batch_size=[T])] * 3)),
         "cannot update stacked tensordicts with different shapes",
     ),
+    "write more members": (
+        lambda: lazy().update_(lazy_stack([TensorDict(action=ONES[0], batch_size=[T])] * 3)),
+        "cannot update stacked tensordicts with different shapes",
+    ),
     "apply to another batch size": (
         lambda: make().apply(torch.neg, out=make(), batch_size=[B]),
         "batch_size and out.batch_size must be equal when both are provided",

@@ -36,7 +36,8 @@ class StackSizeError(ValueError, RuntimeError):
     Traceback (most recent call last):
     ...
     raffia.tensordict.lazy_write.StackSizeError: cannot update stacked tensordicts with different
-    shapes: there are 1 members, the source has 2; update_batch_size=True takes over their number
+    shapes: there are 1 members, the source has 2; update(source, update_batch_size=True) takes
+    over their number
     """
 
 
@@ -100,6 +101,17 @@ class LazyWrites(TensorDictBase):
             return other.tensordicts if len(other.tensordicts) == num else None
         size = other._batch_size
         return other.unbind(dim) if len(size) > dim and size[dim] == num else None
+
+    def _own_parts(self, source: Any) -> Sequence[Any] | None:
+        """`_split`; StackSizeError for a lazy stack that has another number of members."""
+        parts = self._split(source)
+        if parts is None and isinstance(source, LazyWrites) and source.stack_dim == self.stack_dim:
+            raise StackSizeError(
+                "cannot update stacked tensordicts with different shapes: there are "
+                f"{len(self.tensordicts)} members, the source has {len(source.tensordicts)}; "
+                "update(source, update_batch_size=True) takes over their number"
+            )
+        return parts
 
     def _parts_of(self, source: Any) -> Sequence[Any] | None:
         """`_split`, of a dict too; None unless there are only tensors and such containers in it."""
@@ -366,13 +378,7 @@ class LazyWrites(TensorDictBase):
                 members, parts = [*members[: len(parts)], *new], parts[:num]
             options["update_batch_size"] = True
         elif isinstance(source, Node):
-            parts = self._split(source)
-            if parts is None and isinstance(source, LazyWrites) and source.stack_dim == dim:
-                raise StackSizeError(
-                    "cannot update stacked tensordicts with different shapes: there are "
-                    f"{num} members, the source has {len(source.tensordicts)}; "
-                    "update_batch_size=True takes over their number"
-                )
+            parts = self._own_parts(source)
         elif self.hook_in is None:
             parts = self._parts_of(source)
         if parts is None:

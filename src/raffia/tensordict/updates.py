@@ -204,7 +204,7 @@ def update_(
     if whole and written_at_once(td, input_dict_or_td, non_blocking):
         return td
     source = merged(input_dict_or_td, entries)
-    parts = td._split(source) if td._lazy and isinstance(source, Node) else None
+    parts = td._own_parts(source) if td._lazy and isinstance(source, Node) else None
     if parts is not None:
         parts = [restricted(part, keys_to_update) for part in parts]
         members = list(zip(td._children(), parts, strict=True))
