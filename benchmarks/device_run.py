@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -150,13 +151,14 @@ class Played:
         self.state = run.networks.init(0).to(device)
         # In a small replay windows overlap, so that a batch has fewer steps to search.
         steps = max(40, config.replay.capacity // (2 * num_envs))
-        run.replay.extend(run.collector.collect(run._act_first, steps))
+        run.replay.extend(run.collector.collect(run.player.act_first, steps))
         self.batch = self.targets()
 
     def collect(self) -> None:
         """A step in each environment, by the newest weights, put into the replay."""
         run = self.run
-        run.replay.extend(run.collector.collect(run._begin_rollout(self.state), 1))
+        run.actor.refresh(self.state)
+        run.replay.extend(run.collector.collect(partial(run.player.act, temperature=1.0), 1))
 
     def windows(self) -> TensorDict:
         """As many as a batch has."""

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,8 @@ class OurActing:
 
     def __call__(self) -> Any:
         run = self.run
-        run.replay.extend(run.collector.collect(run._begin_rollout(self.state), 1))
+        run.actor.refresh(self.state)
+        run.replay.extend(run.collector.collect(partial(run.player.act, temperature=1.0), 1))
 
     def shares(self) -> dict[str, float]:
         """`benchmarks.search` measures its parts."""
@@ -215,7 +217,7 @@ class Parts:
         self.run = make_run(self.config, folder)
         self.state = self.run.networks.init(0)
         run, num = self.run, self.config.env.num_envs
-        run.replay.extend(run.collector.collect(run._act_first, max(64, 1024 // num)))
+        run.replay.extend(run.collector.collect(run.player.act_first, max(64, 1024 // num)))
         self.reanalyze_planners = {ratio: self._analyst(ratio) for ratio in (0.0, 1.0)}
         self.batch = self.targets(0.0)
         self.update, _ = self.grads()
@@ -232,7 +234,8 @@ class Parts:
     def collect(self) -> None:
         """A rollout with the newest weights in each environment, put into the replay."""
         run = self.run
-        act = run._begin_rollout(self.state)
+        run.actor.refresh(self.state)
+        act = partial(run.player.act, temperature=1.0)
         run.replay.extend(run.collector.collect(act, self.config.collect.rollout_length))
 
     def targets(self, ratio: float) -> TensorDict:

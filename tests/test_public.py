@@ -31,7 +31,7 @@ def api_faults(package: ModuleType) -> list[str]:
         and not isinstance(value, ModuleType)
         and getattr(value, "__module__", home).partition(".")[0] == home
     ]
-    ours = (home, "types", "builtins")  # aliases of types are of the latter two
+    ours = (home, "types", "builtins", "typing")  # aliases of types are of the latter three
     foreign = [
         n
         for n in names

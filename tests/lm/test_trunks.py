@@ -368,7 +368,7 @@ class Both(Odd):
 class Forgetful(Odd):
     """Ignores the cache."""
 
-    def changed(self, *args, past_key_values=None, **options):
+    def changed(self, *args, past_key_values=None, cache=None, **options):
         return self.body(*args, **options)
 
 

@@ -87,7 +87,7 @@ def test_networks_and_states_lie_on_the_device(tmp_path):
             state = session.start()
         assert {value.device.type for value in state.values(True, True)} == {"meta"}
         assert run.actor.device.type == run.reanalyze_planner.device.type == "meta"
-        assert run.collector.collect(run.player._act_first, 1)["observation"].device.type == "cpu"
+        assert run.collector.collect(run.player.act_first, 1)["observation"].device.type == "cpu"
 
 
 @pytest.mark.parametrize("role", [ActorRole, ReanalyzeRole, EvaluateRole])

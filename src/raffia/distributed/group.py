@@ -47,6 +47,7 @@ class Rendezvous:
                 *(host, port, None, True, timedelta(seconds=timeout)),
                 wait_for_workers=False,
                 master_listen_fd=server.detach(),
+                use_libuv=False,  # not every build of torch has it
             )
         self.address = f"{host}:{port}"
 
@@ -132,7 +133,7 @@ class Group:
             port[0] = int(self._store.address.rpartition(":")[2])
         self._from_first(port)
         with self._lost_in("connected its GPU"):
-            store = TCPStore(host, int(port), None, False, timedelta(seconds=self.timeout))
+            store = _store(host, int(port), timedelta(seconds=self.timeout))
             self._nccl = NCCL(store, self.rank, self.size, device, self._meet)
 
     @property
@@ -271,8 +272,12 @@ def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any
     options = gloo._Options()
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address_towards(host))]
-    store = TCPStore(host, port, None, False, timeout)
-    return gloo(store, rank, size, options)
+    return gloo(_store(host, port, timeout), rank, size, options)
+
+
+def _store(host: str, port: int, timeout: timedelta) -> Any:
+    """The store of a `Rendezvous`."""
+    return TCPStore(host, port, None, False, timeout, use_libuv=False)
 
 
 def address_towards(host: str) -> str:

@@ -51,7 +51,9 @@ class HFTrunk(nn.Module):
         self.vocab_size: int = config.vocab_size
         self.n_embd: int = config.hidden_size
         self.block_size: int = getattr(config, "max_position_embeddings", None) or UNBOUNDED
-        self._takes_positions = "position_ids" in inspect.signature(self._body.forward).parameters
+        takes = inspect.signature(self._body.forward).parameters
+        self._takes_positions = "position_ids" in takes
+        self._cache_name = "cache" if "cache" in takes else "past_key_values"  # before 5.24
         self._check_logits()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -119,7 +121,7 @@ class HFTrunk(nn.Module):
         columns = Columns.of(num_prefix + tokens.shape[1], attended, cache)
         inputs: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
-            inputs["past_key_values"] = cache.past
+            inputs[self._cache_name] = cache.past
         if columns.attended is not None:
             inputs["attention_mask"] = columns.attended.long()
         positions = columns.positions(tokens.device)

@@ -295,7 +295,10 @@ def expln(x: Tensor) -> Tensor:
     tensor([0.3679, 1.0000, 1.6931])
     """
     # Each branch sees only its own side: where the other overflows, its gradient would be NaN.
-    return torch.where(x > 0, 1 + torch.log1p(x.clamp(min=0)), torch.exp(x.clamp(max=0)))
+    # Not by clamp, whose derivative at its bound depends on torch's version: here it is 1 at 0.
+    is_above = x > 0
+    above, below = torch.where(is_above, x, 0.0), torch.where(is_above, 0.0, x)
+    return torch.where(is_above, 1 + torch.log1p(above), torch.exp(below))
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -212,7 +212,8 @@ class TruncatedNormal(Distribution):
         loc, scale, low, high = (
             value.to(wide) for value in (self.loc, self.scale, self._low, self._high)
         )
-        mode = loc.clamp(low, high)
+        # Not by clamp, whose derivative at its bounds depends on torch's version.
+        mode = torch.where(loc < low, low, torch.where(loc > high, high, loc))
         shift = (mode - loc) / scale
         ends = torch.stack((mode - low, high - mode))
         ends = torch.minimum(ends, scale * _reach(shift, _DEPTH)) / scale

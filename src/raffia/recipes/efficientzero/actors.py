@@ -200,14 +200,15 @@ class Player:
 
         num_env_steps: of the whole run up to now. refresh: loads the weights into the planner.
         """
-        config, act_now = self.config, self._act_first
+        config, act_now = self.config, self.act_first
         if num_env_steps >= config.collect.random_env_steps:
             refresh()
             temperature = config.search.temperature(fraction_done(config, num_env_steps))
-            act_now = partial(self._act, temperature=temperature)
+            act_now = partial(self.act, temperature=temperature)
         return self.collector.collect(act_now, config.collect.rollout_length)
 
-    def _act(self, states: TensorDict, temperature: float) -> TensorDict:
+    def act(self, states: TensorDict, temperature: float) -> TensorDict:
+        """Act by a search with the weights that the planner has."""
         return act(
             self.planner,
             self._with_member(states),
@@ -226,7 +227,8 @@ class Player:
         member = torch.tensor([row // (num // size) for row in self.rows])
         return states.copy().set("member", member)
 
-    def _act_first(self, states: TensorDict) -> TensorDict:
+    def act_first(self, states: TensorDict) -> TensorDict:
+        """Act at random, as in the first steps of a run."""
         return act_at_random(
             self.collector.env.spec,
             states,
