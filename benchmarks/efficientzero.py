@@ -87,7 +87,7 @@ def parts_table(preset: str, rounds: int, clock: str) -> list[list[str]]:
             "optimiser": parts.apply,
         }
         searched = {  # the first calls, which compile
-            "collect": parts.simulations(parts.run.planner, calls["collect"]),
+            "collect": parts.simulations(parts.run.actor, calls["collect"]),
             "targets, all reanalyzed": parts.simulations(
                 parts.reanalyze_planners[1.0], calls["targets, all reanalyzed"]
             ),

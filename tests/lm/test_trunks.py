@@ -387,6 +387,7 @@ class Cooled(GPT2LMHeadModel):
         (Cooled, "Cooled changes its logits after the output layer"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # one without named arguments
 def test_models_of_other_kinds_are_refused(kind, message):
     model = kind(GPT2)
     for parameter in model.parameters():
