@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "raffia"
+STDLIB = {*sys.stdlib_module_names, "annotationlib"}  # the latter from Python 3.14 on
 HOUSE = runpy.run_path(str(ROOT / "scripts" / "house.py"), run_name="house")
 
 # "Who may import whom" of docs/ARCHITECTURE.md. A room may import itself and GROUND.
@@ -160,7 +161,7 @@ def foreign_packages(source: Path) -> dict[str, set[Path]]:
     for path in source_files(source):
         for name in imports(path, source):
             top = name.partition(".")[0]
-            if top not in sys.stdlib_module_names and top != "raffia":
+            if top not in STDLIB and top != "raffia":
                 found[top].add(path)
     return found
 

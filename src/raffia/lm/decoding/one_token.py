@@ -22,6 +22,7 @@ from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.model import LanguageModel, check_known, check_room
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformer_block import Block
+from raffia.nn.blocks import has_hooks
 
 # The fused attention of the CPU works on blocks of queries, of which there is one: 32 rows of 157
 # columns took 470 us with it and 230 us without, one row 18 us and 30 us.
@@ -68,8 +69,9 @@ def _is_plain_gpt2(model: object) -> TypeGuard[CausalLM]:
     """Whether all that a model does is what its layers do: no block of another class, no hook."""
     if type(model) is not CausalLM or (model.positions, model.activation) != ("learned", "GELU"):
         return False
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-    return not hooked and all(type(block) is Block for block in model.h)
+    return not any(map(has_hooks, model.modules())) and all(
+        type(block) is Block for block in model.h
+    )
 
 
 def read_token(
