@@ -226,7 +226,7 @@ def test_keys_of_classes():
 
 def test_warnings_of_keys():
     for flag in (True, False):
-        with pytest.warns(UserWarning, match="out_to_in_map is not None but is only used when"):
+        with pytest.warns(UserWarning, match="out_to_in_map"):
             M(plus, in_keys=("a", "x"), out_keys=["y"], out_to_in_map=flag)
     with pytest.warns(UserWarning, match='key "_" is for ignoring output'):
         M(plus, ["_"], ["y"])

@@ -504,7 +504,7 @@ def test_entries_that_can_not_be_added(tmp_path):
     for row in [
         *[(lambda key=key: make(key, (2,)), RuntimeError, "already exists") for key in ("a", "n")],
         (lambda: copied(("n", "m", "x"), jagged()), RuntimeError, "already exists"),
-        (lambda: make(("a", "x"), (2,)), KeyError, "'a' is a MemoryMappedTensor"),
+        (lambda: make(("a", "x"), (2,)), KeyError, '"a" is a MemoryMappedTensor'),
         (lambda: copied("z", rows), RuntimeError, r"batch dimension mismatch.*\[3, "),
         (lambda: make("b", torch.cat([sizes, sizes])), RuntimeError, r"mismatch.*\[4, -1, -1\]"),
         *[

@@ -172,7 +172,7 @@ OTHER = TensorDict({"b": torch.zeros(2).long()}, [2])
 # call on the stack of equal members, error, words of its text; none of them changes anything
 REFUSED = {
     "too short a list": (lambda td: td.set("new", ["x"]), R, "list of 1 values"),
-    "below a tensor": (lambda td: td.set(("a", "c"), td["b"]), K, "already present"),
+    "below a tensor": (lambda td: td.set(("a", "c"), td["b"]), K, "not a container"),
     "half an update": (lambda td: td.update({"b": td["b"] * 2, "q": T([1.0])}), R, "mismatch"),
     "rows": (lambda td: td.__setitem__(I[0:2], torch.stack([OTHER] * 3)), R, ""),
     "append a dict": (lambda td: td.append({"a": 1}), TypeError, "Expected new value"),

@@ -172,9 +172,9 @@ REFUSED = {
     "call this on the container": ops(lock_=[()], make_memmap=[("q", (2, 3))]),
     "to_tensordict": ops(detach_=[()], requires_grad_=[()], share_memory_=[()], memmap_=[()])
     + ops(pin_memory_=[()], irecv=[0]),
-    "Names of a sub": ops(rename_=[{"x": "u"}], __setattr__=[("names", ["u", "v"])]),
-    "batch size of a lazy": ops(__setattr__=[("batch_size", [2])]),
-    "device of a sub": ops(auto_device_=[()]),
+    "names of rows": ops(rename_=[{"x": "u"}], __setattr__=[("names", ["u", "v"])]),
+    "batch size of rows": ops(__setattr__=[("batch_size", [2])]),
+    "device of rows": ops(auto_device_=[()]),
 }
 REFUSED_WHILE_LOCKED = {
     "call this on the container": ops(unlock_=[()], __setattr__=[("is_locked", False)]),

@@ -38,8 +38,8 @@ class OutKeyNotFoundError(ValueError, RuntimeError):
     >>> TensorDictModule(torch.relu, ["x"], ["action"]).select_out_keys("acton")
     Traceback (most recent call last):
     ...
-    raffia.nn.base.OutKeyNotFoundError: Can't select non existent key: 'acton'. All keys in
-    selected_out_keys must be in out_keys, which are ['action']. Did you mean "action"?
+    raffia.nn.base.OutKeyNotFoundError: Can't select non existent key: 'acton'.
+    The module writes ['action']. Did you mean "action"?
     """
 
 
@@ -235,8 +235,7 @@ class TensorDictModuleBase(nn.Module):
             )
             raise OutKeyNotFoundError(
                 f"Can't select non existent key{'s' * (len(unknown) > 1)}: "
-                f"{', '.join(map(repr, unknown))}. All keys in selected_out_keys must be in "
-                f"out_keys, which are {written}{hint}"
+                f"{', '.join(map(repr, unknown))}. The module writes {written}{hint}"
             )
         return selected
 

@@ -303,9 +303,8 @@ def may_skip(tensordict: Any, in_keys: Any, out_keys: Any, mode: Any) -> bool:
 def missing_inputs(module: str, keys: list[NestedKey], tensordict: Any) -> str:
     """The text of an error about entries that a call needs and that are missing."""
     there = list(tensordict.keys(True))
-    reads = f"{module} reads {', '.join([f'{key!r}{nearest_key(key, there)}' for key in keys])}"
+    hints = [f"{key!r}{nearest_key(key, there)}" for key in keys]
     return (
-        "Some tensors that are necessary for the module call were not found in the input: the "
-        f"following inputs are None: {{{', '.join(map(repr, keys))}}}. {reads.removesuffix('?')}"
-        f"{'?' if reads.endswith('?') else '.'} The entries are {there}"
+        "Some tensors that are necessary for the module call were not found in the input: "
+        f"{module} reads {', '.join(hints)} (None was passed for it). The entries are {there}"
     )

@@ -90,7 +90,7 @@ class TensorDictModule(TensorDictModuleBase):
         super().__init__()
         if inspect.isclass(module) or not callable(module) and method is None:
             raise ValueError(
-                f"Module {module!r} is not callable: give an nn.Module (an instance, not a class) "
+                f"module {module!r} is not callable: give an nn.Module (an instance, not a class) "
                 "or a function; to call one of its methods, name it: method=..."
             )
         if inplace != "empty" and not any([inplace is value for value in (None, True, False)]):
@@ -102,8 +102,8 @@ class TensorDictModule(TensorDictModuleBase):
             _check_keywords(self._keywords)
         elif out_to_in_map is not None:
             warnings.warn(
-                "out_to_in_map is not None but is only used when in_key is a dictionary: "
-                "leave it out",
+                "out_to_in_map sets how a dict of in_keys is read, but in_keys is a list: leave "
+                "out_to_in_map out",
                 stacklevel=2,
             )
         self._in_keys = listed(one_or_more(in_keys), "in_keys")

@@ -402,9 +402,8 @@ class MissingEntryError(MissingKeyError, ValueError):
     Traceback (most recent call last):
     ...
     raffia.nn.probabilistic_module.MissingEntryError: Some tensors that are necessary for the
-    module call were not found in the input: the following inputs are None: {'scale'}.
-    ProbabilisticTensorDictModule(Normal) reads 'scale'. Did you mean "scales"? The entries are
-    ['loc', 'scales']
+    module call were not found in the input: ProbabilisticTensorDictModule(Normal) reads 'scale'.
+    Did you mean "scales"? (None was passed for it). The entries are ['loc', 'scales']
     """
 
 

@@ -126,8 +126,7 @@ def deterministic_sample(dist: Distribution) -> Any:
         return value
     name = "mean" if _is_real(dist) else "mode"
     warnings.warn(
-        f"deterministic_sample wasn't found when queried on {type(dist)}. "
-        f"Its {name} is taken instead. "
+        f"deterministic_sample wasn't found on {type(dist)}: its {name} is taken instead. "
         "Give the class a property `deterministic_sample`, or ask for the mean or the mode with "
         f"`set_interaction_type({name!r})`.",
         UserWarning,

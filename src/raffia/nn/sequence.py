@@ -179,8 +179,8 @@ class TensorDictSequential(TensorDictModule):
         if kwargs:
             raise RuntimeError(
                 f"{type(self).__name__} does not support keyword arguments other than "
-                "'tensordict_out' or in_keys, the latter for a call with tensors: "
-                f"{self.in_keys}. Got {list(kwargs)} instead."
+                f"tensordict_out and, for a call with tensors, its in_keys={self.in_keys}; "
+                f"got {list(kwargs)}"
             )
         if tensordict_out is not None and not isinstance(tensordict_out, Node):
             raise ValueError(

@@ -179,8 +179,8 @@ def _lines(
     strong."""
     columns, dots = lineage.columns, len(lineage.columns) * lineage.size <= _MOST_DOTS
 
-    def points(places: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
-        found = [(across(columns[i], slot), height(columns[i], slot)) for i, slot in places]
+    def points(cells: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+        found = [(across(columns[i], slot), height(columns[i], slot)) for i, slot in cells]
         return found if any(not math.isnan(x + y) for x, y in found) else []
 
     def tone_at(index: int, slot: int) -> str:

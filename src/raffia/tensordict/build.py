@@ -296,10 +296,7 @@ def finished(
         most `batch_dims`.
     """
     if batch_size is not None and (auto_batch_size or batch_dims is not None):
-        raise ValueError(
-            "Cannot pass both batch_size and batch_dims to `from_dict` and the like, nor "
-            "auto_batch_size=True"
-        )
+        raise ValueError("pass batch_size, or auto_batch_size=True (with batch_dims), not both")
     if batch_size is not None and (size := as_size(batch_size)):
         entries = _with_plain_numbers(entries, size)
     td = cls._from_entries(entries, batch_size, device)

@@ -50,8 +50,6 @@ def delegate(cls: Any) -> None:
             method.__doc__ = _first_line(name, member.__doc__)
             method.__module__ = cls.__module__
             setattr(cls, name, method)
-    device: Any = TensorCollection.device
-    cls.device = cls.device.setter(device.fset)  # whose error names a tensorclass
 
 
 def _method(name: str) -> Callable[..., Any]:

@@ -53,10 +53,6 @@ _NOT_COPIED = {"_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_
 _NOT_COPIED |= {"_home", "_held", "_mark"}
 
 
-def _noun(td: Any) -> str:
-    return "tensorclass" if isinstance(td, kinds.TensorClass) else "tensordict"
-
-
 class TensorCollection(Construction, Pointwise, Reductions, Node):
     """Everything that a container can do, written over the few members of `Node`.
 
@@ -431,8 +427,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     @device.setter
     def device(self, value: Any) -> None:
         raise RuntimeError(
-            f"device cannot be set using {_noun(self)}.device = device: "
-            f"td.to({str(value)!r}) returns the container on another device"
+            f"device cannot be assigned: td.to({str(value)!r}) returns the container on another "
+            "device"
         )
 
     @property
@@ -476,8 +472,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     def __bool__(self) -> bool:
         raise RuntimeError(
-            f"Converting a {_noun(self)} to boolean value is not permitted: it is ambiguous. "
-            "Use td.is_empty(), len(td.keys()), or (td == other).all()."
+            f"Converting a {type(self).__name__} to a boolean value is not permitted: it is "
+            "ambiguous. Use td.is_empty(), len(td.keys()), or (td == other).all()."
         )
 
     def __copy__(self) -> Self:

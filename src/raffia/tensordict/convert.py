@@ -337,7 +337,7 @@ def share_memory_(td: Container) -> Container:
     """
     if td.is_memmap():
         raise RuntimeError(
-            "memmap and shared memory are mutually exclusive features; this container is mapped"
+            "shared memory and memory-mapped files are mutually exclusive; this container is mapped"
         )
     for leaf in td._leaves([]):
         if leaf.device.type == "cpu":

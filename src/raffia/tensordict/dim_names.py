@@ -31,13 +31,13 @@ def checked(td: Any, value: Sequence[str | None] | None) -> Names:
         return None
     if isinstance(value, str) or len(value) != len(td._batch_size):
         raise ValueError(
-            "the length of the dimension names must equate the tensordict batch_dims attribute. "
-            f"Got {value!r} for batch_dims {len(td._batch_size)}; None stands for no name"
+            f"the batch size {tuple(td._batch_size)} needs {len(td._batch_size)} names, "
+            f"got {value!r}; None stands for no name"
         )
     names = list(value)
     known = [name for name in names if name is not None]
     if len(known) != len(dict.fromkeys(known)):
-        raise ValueError(f"Some dimension names are non-unique: {names}.")
+        raise ValueError(f"each name can stand for one dimension only, got {names}")
     return names if known else None
 
 
@@ -124,8 +124,8 @@ def refine_names(td: Container, *names: str | EllipsisType | None) -> Container:
     for old, new in zip(mine, wanted, strict=True):
         if old is not None and new != old:
             raise RuntimeError(
-                f"refine_names: cannot coerce TensorDict names {mine} with {wanted}; "
-                f"td.rename({old}={new!r}) changes the name"
+                f"refine_names: cannot coerce the name {old!r} of {mine} to {new!r}; "
+                f"td.rename({old}={new!r}) changes it"
             )
     set_names(td, wanted)
     return td
@@ -139,24 +139,16 @@ def rename_(td: Container, *names: str | None, **rename_map: str) -> Container:
     ['time', 'b']
     """
     if names and rename_map:
-        raise ValueError(
-            "Passed both a name map and a name list: rename takes all names by position, or some "
-            "as old=new"
-        )
+        raise ValueError("rename takes all names by position or some as old=new, not both")
     if not names and not rename_map:
-        raise ValueError(
-            "Neither a name map nor a name list was passed: rename takes all names by position, or "
-            "some as old=new"
-        )
+        raise ValueError("rename needs names: all by position or some as old=new")
     if names:
         wanted = [None] * len(td._batch_size) if names == (None,) else list(names)
     else:
         mine = get_names(td)
-        if unknown := [old for old in rename_map if old not in mine]:
-            raise ValueError(
-                f"Some names to be renamed were not part of the tensordict names: {unknown} vs "
-                f"{mine}"
-            )
+        for old in rename_map:
+            if old not in mine:
+                raise ValueError(f"rename: there is no dimension {old!r}; the names are {mine}")
         wanted = [rename_map.get(name, name) if name is not None else None for name in mine]
     set_names(td, wanted)
     return td

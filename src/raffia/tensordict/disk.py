@@ -168,8 +168,8 @@ def memmap_(
     mapped_already = [isinstance(leaf, MemoryMappedTensor) for leaf in td._leaves([])]
     if td._locked and not all(mapped_already) and td.is_shared():
         raise RuntimeError(
-            "memmap and shared memory are mutually exclusive features, and this container is in "
-            "shared memory: td.memmap(...) makes a copy"
+            "memory-mapped files and shared memory are mutually exclusive, and this container is "
+            "in shared memory: td.memmap(...) makes a copy"
         )
     prefix = own_folder(td) if prefix is None else prefix
     return write_mapped(td, prefix, copy_existing, inplace=True, **options)
@@ -232,8 +232,8 @@ def saved_path(td: Any) -> pathlib.Path:
     """
     if not td._mapped_to:
         raise AttributeError(
-            f"The tensordict has no saved path (memmap={td.is_memmap()}, path={td._mapped_to}): "
-            "td.memmap(folder) returns one that is mapped to a folder"
+            "this container has no saved path: it is not memory-mapped, or only to temporary "
+            "files; td.memmap(folder) returns one that is mapped to a folder"
         )
     return td._mapped_to
 
@@ -476,7 +476,7 @@ def add(
         td = td._td
     if not td.is_memmap() or type(td) is not td._plain:
         raise RuntimeError(
-            "Can only make a memmap tensor within a memory-mapped tensordict; this is a "
+            "Can only make a memmap tensor within a memory-mapped TensorDict; this is a "
             f"{type(td).__name__}, memory-mapped: {td.is_memmap()}"
         )
     name, *rest = path

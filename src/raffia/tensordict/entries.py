@@ -143,9 +143,9 @@ def set_path(td: Any, path: tuple[str, ...], item: Any) -> None:
             return
         if not isinstance(child, Node) or child._is_data():
             raise KeyError(
-                f"The entry {path[i]} is already present in tensordict, as a "
-                f"{type(child).__name__}, so {path[i + 1]!r} cannot be set in it; delete it first: "
-                f"del td[{path[i]!r}]"
+                f"the entry {path[i]!r} is already present and is a {type(child).__name__}, not a "
+                f"container, so {path[i + 1]!r} cannot be set in it; delete it first: del "
+                f"td[{path[i]!r}]"
             )
         node = child
     node._set_str(path[depth], item)
@@ -343,8 +343,8 @@ def rename_key_(
         return td
     if safe and contains(td, new_key):
         raise KeyError(
-            f"key {new_key} already present in TensorDict; rename_key_(..., safe=False) "
-            "overwrites it"
+            f"key {new_key!r} already present in {type(td).__name__}; "
+            "rename_key_(..., safe=False) overwrites it"
         )
     if td._lazy:  # one may be a member twice
         for member in {id(member): member for member in td._children()}.values():

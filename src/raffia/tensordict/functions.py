@@ -327,7 +327,7 @@ def assert_close(
             rtol=rtol,
             atol=atol,
             equal_nan=equal_nan,
-            msg=lambda text, key=key: f"key {key!r} does not match: {text} {msg}".rstrip(),  # type: ignore[misc]
+            msg=lambda text, key=key: f"entry {key!r}: {text} {msg}".rstrip(),  # type: ignore[misc]
         )
     return True
 

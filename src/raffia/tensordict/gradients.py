@@ -139,10 +139,7 @@ def backward(
     """
     leaves = [leaf for leaf in td._leaves([]) if leaf.requires_grad]
     if not leaves:
-        raise RuntimeError(
-            "backward() cannot be called on a tensordict that has no leaf tensor requiring "
-            "gradients"
-        )
+        raise RuntimeError("backward: no entry requires a gradient, so there is nothing to compute")
     grads = None
     if gradient is not None:
         grads = [

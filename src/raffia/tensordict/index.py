@@ -109,8 +109,8 @@ def dims_of(part: Any) -> int:
 def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
     if mask.shape != size:
         raise IndexError(
-            f"The shape of the mask {tuple(mask.shape)} does not match the shape {tuple(size)} of "
-            "the dimensions that it indexes"
+            f"the mask has shape {tuple(mask.shape)}, but the dimensions that it indexes have "
+            f"shape {tuple(size)}"
         )
     return mask.nonzero(as_tuple=True)
 
@@ -185,7 +185,7 @@ def _indexed_names(names: list[str | None], index: Any) -> Names:
     parts = list(index) if isinstance(index, tuple) else [index]
     out: list[str | None] = []
     group: list[str | None] = []  # names of the dimensions that arrays make
-    where, arrays = [], 0  # the places of arrays and truth values, which torch takes for arrays
+    where, arrays = [], 0  # positions of arrays and of truth values, which are arrays to torch
     source = iter(names)
     for part in parts:
         if part is None:
@@ -335,7 +335,7 @@ def iterate(td: Container) -> Iterator[Container]:
     """
     if not td._batch_size:
         raise TypeError(
-            "iteration over a 0-d tensordict; "
+            "iteration over a 0-d container; "
             "td.keys(), td.values() and td.items() go over its entries"
         )
     return iter(td.unbind(0))
@@ -421,8 +421,8 @@ def chosen(td: Any, condition: Tensor, other: Any, pad: Any = None) -> Any:
                 continue
             if pad is None:
                 raise KeyError(
-                    f"Key {name} not found and no pad value provided: where(pad=value) uses that "
-                    "value for the container without it"
+                    f"where: only one of the two containers has {name!r}; pass pad=value to use "
+                    "that value for the other"
                 )
             filler = (
                 there._map(lambda leaf: torch.full_like(leaf, pad))
@@ -530,7 +530,9 @@ def gather(
             f"{tuple(td._batch_size)}, but both need the same number of dimensions"
         )
     if not -ndim <= dim < ndim:
-        raise RuntimeError(f"Cannot gather tensordict with shape {td._batch_size} along dim {dim}.")
+        raise RuntimeError(
+            f"gather: dim {dim} is out of range for batch size {tuple(td._batch_size)}"
+        )
     dim = dim % ndim
 
     def rows(leaf: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class KeyThroughLeafError(MissingKeyError, ValueError):
     >>> TensorDict(a=torch.zeros(2))["a", "b"]
     Traceback (most recent call last):
     ...
-    raffia.tensordict.keys.KeyThroughLeafError: 'a' is a Tensor, not a tensordict, so it has no
-    entry 'b'
+    raffia.tensordict.keys.KeyThroughLeafError: entry "a" is a Tensor, not a container,
+    so it has no entry "b"
     """
 
 
@@ -53,9 +53,8 @@ class MalformedKeyError(KeyError, TypeError, RuntimeError, ValueError):
 
 def malformed(key: Any) -> KeyError:
     return MalformedKeyError(
-        "Only NestedKeys are supported: a key should be a Sequence<NestedKey>, that is, a string "
-        "or a non-empty, possibly nested tuple of strings, such as 'obs' or ('next', 'obs'). Got "
-        f"{key!r}."
+        "Only NestedKeys are supported: a key is a string or a non-empty, possibly nested "
+        f"tuple of strings, such as 'obs' or ('next', 'obs'). Got {key!r}."
     )
 
 
@@ -109,8 +108,7 @@ def unravel_key_list(keys: Sequence[NestedKey]) -> list[NestedKey]:
     """
     if isinstance(keys, str) or not isinstance(keys, (list, tuple)):
         raise TypeError(
-            "unravel_key_list(): incompatible function arguments. Expected a list or a tuple of "
-            f"keys, got {type(keys).__name__}"
+            f"unravel_key_list takes a list or a tuple of keys, got {type(keys).__name__}"
         )
     return [unravel_key(key) for key in keys]
 
@@ -175,17 +173,14 @@ def missing(name: NestedKey, node: Any) -> MissingKeyError:
             near = nearest_of(name, last)
             nested = [last[near]] if near is not None else []
         hint = f". Did you mean {nested[0]!r}?" if nested else hint
-    kind, common = type(node).__name__, ""
-    if node._lazy:
-        kind, common = "TensorDict", f", which all members of the {kind} have"
     return MissingKeyError(
-        f'key "{name}" not found in {kind} with keys {sorted(names)}{common}{hint}'
+        f'key "{name}" not found in {type(node).__name__} with keys {sorted(names)}{hint}'
     )
 
 
 def through_leaf(name: str, value: Any, rest: str) -> KeyThroughLeafError:
     return KeyThroughLeafError(
-        f"{name!r} is a {type(value).__name__}, not a tensordict, so it has no entry {rest!r}"
+        f'entry "{name}" is a {type(value).__name__}, not a container, so it has no entry "{rest}"'
     )
 
 

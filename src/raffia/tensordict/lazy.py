@@ -44,7 +44,7 @@ class StackDimError(IndexError, RuntimeError):
     >>> LazyStackedTensorDict(TensorDict(), stack_dim=1)
     Traceback (most recent call last):
     ...
-    raffia.tensordict.lazy.StackDimError: Stack dim 1 is too big for batch size torch.Size([])...
+    raffia.tensordict.lazy.StackDimError: stack dim 1 is out of range: members of batch size ()...
     """
 
 
@@ -83,10 +83,7 @@ class LazyStackedTensorDict(LazyWrites):
     ) -> None:
         for td in tensordicts:
             if not isinstance(td, Node):
-                raise TypeError(
-                    "Expected all inputs to be TensorDictBase instances but got "
-                    f"{type(td).__name__}"
-                )
+                raise TypeError(f"Expected all inputs to be containers, got {type(td).__name__}")
         members = _moved_members(tensordicts, device, strict_shape)
         size = as_size(batch_size) if batch_size is not None and not members else None
         self._setup(members, stack_dim, size, stack_dim_name)
@@ -126,8 +123,8 @@ class LazyStackedTensorDict(LazyWrites):
         ndim = len(size)
         if not -ndim - 1 <= stack_dim <= ndim:
             raise StackDimError(
-                f"Stack dim {stack_dim} is too big for batch size {size} of the members: out of "
-                f"range {-ndim - 1} to {ndim}"
+                f"stack dim {stack_dim} is out of range: members of batch size {tuple(size)} can "
+                f"be stacked along dims {-ndim - 1} to {ndim}"
             )
         if stack_dim < 0:
             stack_dim += ndim + 1
@@ -710,8 +707,8 @@ def lazy_stack(
             if all([isinstance(other, Tensor) for other in members]):
                 return torch.stack(members, dim, out=out)
             raise TypeError(
-                f"Expected all inputs to be TensorDictBase instances but got {type(td).__name__}; "
-                "torch.stack stacks tensors"
+                f"Expected all inputs to be containers, got {type(td).__name__}; torch.stack "
+                "stacks tensors"
             )
     if device is not None or strict_shape:
         members = _moved_members(members, device, strict_shape)

@@ -122,13 +122,13 @@ class _Merged:
     """A normalised index with truth values, as one with at most a single True, without arrays.
 
     As in torch, a truth value is an array of one number, and arrays make one group of dimensions:
-    at their place if they stand side by side, otherwise in front.
+    where they stand if that is side by side, otherwise in front.
     index: the index without the others.
-    place, width: the dimensions that stand at `place` there, and in front in the result; `width`
-        is 0 if nothing has to be moved.
+    start, width: the dimensions that begin at `start` there, and are in front in the result;
+        `width` is 0 if nothing has to be moved.
     """
 
-    __slots__ = ("index", "place", "width")
+    __slots__ = ("index", "start", "width")
 
     def __init__(self, idx: Any) -> None:
         parts = idx if isinstance(idx, tuple) else (idx,)
@@ -137,24 +137,24 @@ class _Merged:
         group = [i for i, part in enumerate(_slots(parts)) if _is_array(part)]
         side_by_side = group[-1] - group[0] == len(group) - 1
         arrays = [i for i, part in enumerate(_slots(rest)) if _is_array(part)]
-        self.place = self.width = 0
+        self.start = self.width = 0
         if not arrays:
             at = [part is True for part in parts].index(True) if side_by_side else 0
             rest = (*rest[:at], True, *rest[at:])
         elif not side_by_side and arrays[-1] - arrays[0] == len(arrays) - 1:
-            self.place = arrays[0]
+            self.start = arrays[0]
             self.width = max([part.dim() for part in rest if isinstance(part, Tensor)])
         self.index = rest
 
     def front(self, rows: Any) -> Any:
         """The rows of `index`, with the group in front."""
-        return rows.permute(*_shifted(rows.ndim, self.place, self.width)) if self.width else rows
+        return rows.permute(*_shifted(rows.ndim, self.start, self.width)) if self.width else rows
 
     def back(self, value: Any) -> Any:
         """A value for the rows, for those of `index`."""
         if not self.width:
             return value
-        order = _shifted(value.ndim, self.place, self.width)
+        order = _shifted(value.ndim, self.start, self.width)
         return value.permute(*[order.index(dim) for dim in range(len(order))])
 
 
@@ -167,10 +167,10 @@ def _is_array(part: Any) -> bool:
     return part is True or isinstance(part, Tensor)
 
 
-def _shifted(ndim: int, place: int, width: int) -> list[int]:
-    """The order of dimensions in which the `width` ones at `place` come first."""
+def _shifted(ndim: int, start: int, width: int) -> list[int]:
+    """The order of dimensions in which the `width` ones from `start` on come first."""
     dims = [*range(ndim)]
-    return [*dims[place : place + width], *dims[:place], *dims[place + width :]]
+    return [*dims[start : start + width], *dims[:start], *dims[start + width :]]
 
 
 def _rows_of_truths(td: Any, idx: Any, ndim: int) -> Any:

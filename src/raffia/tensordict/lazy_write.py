@@ -35,9 +35,8 @@ class StackSizeError(ValueError, RuntimeError):
     >>> lazy_stack([TensorDict(a=1)]).update(lazy_stack([TensorDict(a=1), TensorDict(a=2)]))
     Traceback (most recent call last):
     ...
-    raffia.tensordict.lazy_write.StackSizeError: cannot update stacked tensordicts with different
-    shapes: there are 1 members, the source has 2; update(source, update_batch_size=True) takes
-    over their number
+    raffia.tensordict.lazy_write.StackSizeError: this lazy stack has 1 members, and the source 2:
+    update(source, update_batch_size=True) takes over their number
     """
 
 
@@ -107,9 +106,9 @@ class LazyWrites(TensorDictBase):
         parts = self._split(source)
         if parts is None and isinstance(source, LazyWrites) and source.stack_dim == self.stack_dim:
             raise StackSizeError(
-                "cannot update stacked tensordicts with different shapes: there are "
-                f"{len(self.tensordicts)} members, the source has {len(source.tensordicts)}; "
-                "update(source, update_batch_size=True) takes over their number"
+                f"this lazy stack has {len(self.tensordicts)} members, and the source "
+                f"{len(source.tensordicts)}: update(source, update_batch_size=True) takes over "
+                "their number"
             )
         return parts
 
@@ -266,9 +265,9 @@ class LazyWrites(TensorDictBase):
         if not all(have):
             if any(have):
                 raise MissingKeyError(
-                    "setting a value in-place on a stack of TensorDict is only permitted if all "
-                    f"members of the stack have this key, but {key!r} is missing in "
-                    f"{[i for i, there in enumerate(have) if not there]}"
+                    f"the entry {key!r} is missing in members "
+                    f"{[i for i, there in enumerate(have) if not there]} of this lazy stack: "
+                    "td.set(key, value) creates it in all of them"
                 )
             raise_missing(key, self)
         scalar = isinstance(item, (int, float, complex, str))

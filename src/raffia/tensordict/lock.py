@@ -107,8 +107,9 @@ def relink(node: Any, old: Any, new: Any) -> None:
 
 def _in_locked_graph() -> RuntimeError:
     return RuntimeError(
-        "Cannot unlock a tensordict that is part of a locked graph. "
-        "Unlock the root tensordict, which this one is an entry of, and which unlocks its entries."
+        "Cannot unlock a container that is part of a locked graph: "
+        "it is an entry of another locked container. "
+        "Unlock the root of that graph, which unlocks its entries too."
     )
 
 
@@ -213,9 +214,9 @@ def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
 
 
 def locked_error(td: Any, key: Any = None) -> RuntimeError:
-    what = type(td).__name__ + ("" if key is None else f" (entry {key!r})")
+    what = "" if key is None else f" (entry {key!r})"
     return RuntimeError(
-        "Cannot modify locked TensorDict. For in-place modification, td.set_(key, value) writes "
-        f"into what is there; to set, replace or remove entries of this {what}, unlock it first "
-        "with td.unlock_()."
+        f"Cannot modify locked {type(td).__name__}{what}: "
+        "entries of a locked container can't be set, replaced or removed. "
+        "Write into what is there with td.set_(key, value), or unlock it first with td.unlock_()."
     )

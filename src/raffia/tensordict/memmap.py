@@ -93,8 +93,8 @@ class MemoryMappedTensor(Tensor):
         """
         if not isinstance(input, Tensor):
             raise TypeError(
-                "Convert input to torch.Tensor before calling MemoryMappedTensor.from_tensor, got "
-                f"{type(input).__name__}"
+                "MemoryMappedTensor.from_tensor takes a tensor, such as "
+                f"torch.as_tensor(input), got {type(input).__name__}"
             )
         if input.is_nested and input.layout is not torch.strided:
             raise NotImplementedError(

@@ -370,8 +370,9 @@ class NonTensorData(WholeValue, NonTensor):
     def __setitem__(self, idx: Any, value: Any) -> None:
         if self._with_rows(idx, value) is not self:
             raise RuntimeError(
-                "Cannot update a part of a NonTensorData, which holds one value for all its rows; "
-                "entry.maybe_to_stack() returns a NonTensorStack, which holds a value per row"
+                "a NonTensorData holds one value for all its rows, so a single row cannot have "
+                "another; entry.maybe_to_stack() returns a NonTensorStack, which holds a value "
+                "per row"
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -548,7 +549,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         if values and all([same(values[0], value) for value in values]):
             return values[0]
         raise AttributeError(
-            "Cannot get the non-unique data of a NonTensorStack. Use .tolist() instead."
+            "the rows of this NonTensorStack hold different values: use .tolist() instead of .data"
         )
 
     # -- the contract of Node

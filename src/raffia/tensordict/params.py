@@ -416,8 +416,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         self._load_from_state_dict(flat, "", how, strict, missing, unexpected, errors)
         if strict and (missing or unexpected):
             raise RuntimeError(
-                f"Cannot load state-dict because the key sets don't match: missing keys {missing}, "
-                f"unexpected keys {unexpected}; strict=False loads the keys that match"
+                f"the keys of the state dict do not match: missing keys {missing}, unexpected "
+                f"keys {unexpected}; strict=False loads the keys that match"
             )
         if errors:
             raise RuntimeError("; ".join(errors))
@@ -561,14 +561,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     @with_signature_of(TensorDictBase.map)
     def map(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
-            "Cannot call map on a TensorDictParams object, since parameters can't be sent to other "
-            "processes; use params.data.map(...)"
+            "map is not available for parameters, which can't be sent to other processes; "
+            "use params.data.map(...)"
         )
 
     @with_signature_of(TensorDictBase.memmap_)
     def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
-            "Cannot build a memmap TensorDict in-place: a memory-mapped tensor cannot be a "
+            "memmap_ is not available for parameters: a memory-mapped tensor cannot be a "
             "parameter; use params.memmap(...)"
         )
 
@@ -596,8 +596,8 @@ class _HookedView(NestedView):
 def _refuse_lazy(node: Any) -> None:
     if node._lazy and not node._is_data():
         raise RuntimeError(
-            "Using a LazyStackedTensorDict within a TensorDictParams isn't permitted, since that "
-            "must own its parameters; td.contiguous() gives a dense container"
+            "LazyStackedTensorDict is not permitted in TensorDictParams, which must own its "
+            "parameters; td.contiguous() gives a dense container"
         )
     for child in node._children():
         _refuse_lazy(child)

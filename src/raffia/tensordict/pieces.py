@@ -92,18 +92,11 @@ def split(td: Container, split_size: int | Sequence[int], dim: int = 0) -> tuple
     else:
         lengths = list(split_size)
         if not all(isinstance(n, int) for n in lengths):
-            raise TypeError(
-                f"split(): argument 'split_size' must be int or list of ints, got {split_size!r}"
-            )
+            raise TypeError(f"split: split_size is an int or a list of ints, got {split_size!r}")
         if sum(lengths) != total or any(n < 0 for n in lengths):
-            expected = (
-                "have only non-negative entries"
-                if any(n < 0 for n in lengths)
-                else f"to sum exactly to {total} (input tensor's size at dimension {dim})"
-            )
             raise RuntimeError(
-                ("" if lengths else "Insufficient number of elements in split_size: ")
-                + f"split_with_sizes expects split_sizes {expected}, "
+                f"split_with_sizes expects split_sizes to sum exactly to {total} "
+                f"(input tensor's size at dimension {dim}), "
                 f"but got split_sizes={lengths}"
             )
     return td._cut(lengths, dim)

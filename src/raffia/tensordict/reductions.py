@@ -567,8 +567,8 @@ def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(
-            "dim must be greater than or equal to -tensordict.batch_dims and smaller than "
-            f"tensordict.batch_dims, which is {ndim}; got {dim}"
+            f"dim must be greater than or equal to {-ndim} and smaller than {ndim}, "
+            f"the number of batch dims; got {dim}"
         )
     return reduced(td, fn, dim, False, None)
 

@@ -315,7 +315,7 @@ def flatten_keys(
         name = key if key.__class__ is str else text(separator).join(key)
         if name in entries:
             raise KeyError(
-                f"Flattening keys in tensordict causes keys {name!r} to collide; "
+                f"flatten_keys: two entries would be named {name!r}; "
                 f"use another separator than {separator!r}"
             )
         entries[name] = value
@@ -343,13 +343,6 @@ def text(separator: Any) -> str:
     return separator
 
 
-def _overridden(key: tuple[str, ...]) -> KeyError:
-    return KeyError(
-        "Unflattening key(s) in tensordict will override an existing for unflattened key "
-        f"{key if len(key) > 1 else key[0]!r}, which would be an entry and a container"
-    )
-
-
 def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -> Container:
     """A nested container: each name is split at `separator`.
 
@@ -370,7 +363,9 @@ def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -
             elif container and not tree[name].keys() & value.keys():
                 tree[name].update(value._entries())
             else:
-                raise _overridden((name,))
+                raise KeyError(
+                    f"unflatten_keys: {name!r} is an entry and would also be a container"
+                )
             continue
         *path, last = name.split(separator)
         level = tree
@@ -379,10 +374,13 @@ def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -
             if isinstance(below, Node) and not below._is_data():
                 below = level[part] = dict(below._entries())
             if not isinstance(below, dict):
-                raise _overridden((*path, last))
+                raise KeyError(
+                    f"unflatten_keys: {part!r} is an entry and would also be a container, "
+                    f"for {name!r}"
+                )
             level = below
         if last in level:
-            raise _overridden((*path, last))
+            raise KeyError(f"unflatten_keys: {name!r} is already there, as an entry or a container")
         level[last] = value
     entries = built(td, tree)
     if not inplace:

@@ -186,8 +186,8 @@ def flatten(
     end = len(td._batch_size) - 1 if end_dim is None else batch_dim(td, end_dim)
     if end < start:
         raise ValueError(
-            "The end dimension must be greater or equal to the start dim, got "
-            f"flatten({start_dim}, {end_dim}); flatten({end}, {start})?"
+            f"flatten: start_dim={start_dim} comes after end_dim={end_dim}; "
+            f"flatten({end}, {start})?"
         )
     size = td._batch_size
     new = torch.Size((*size[:start], math.prod(size[start : end + 1]), *size[end + 1 :]))
@@ -439,8 +439,8 @@ def repeat(td: Container, *repeats: int | Sequence[int], inplace: bool = False) 
     times = _sizes(repeats)
     if len(times) != len(td._batch_size):
         raise ValueError(
-            "The number of repeat elements must match the number of dimensions of the tensordict: "
-            f"got {tuple(times)} for batch size {tuple(td._batch_size)}"
+            f"repeat needs one number for each batch dimension: got {tuple(times)} "
+            f"for batch size {tuple(td._batch_size)}"
         )
     ndim = len(times)
     size = torch.Size([n * k for n, k in zip(td._batch_size, times, strict=True)])

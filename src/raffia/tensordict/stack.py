@@ -122,8 +122,7 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Node | Tensor:
         return td_list
     elif dim is None:
         raise ValueError(
-            "If a list of tensordicts is provided, stack_dim must not be None: "
-            "dense_stack_tds(tds, dim)"
+            "dense_stack_tds: pass the dim along which to stack the list of containers"
         )
     return maybe_dense_stack(td_list, dim)
 
@@ -132,17 +131,15 @@ def _new_dim(first: Any, dim: int) -> int:
     ndim = len(_node(first)._batch_size)
     if not -ndim - 1 <= dim <= ndim:
         raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-ndim - 1}, {ndim}], but got "
-            f"{dim}) for a stack of containers of batch size {tuple(first._batch_size)}"
+            f"dim {dim} is out of range for a stack of containers of batch size "
+            f"{tuple(first._batch_size)}: it lies in {-ndim - 1} to {ndim}"
         )
     return dim if dim >= 0 else dim + ndim + 1
 
 
 def _node(td: Any) -> Any:
     if not isinstance(td, Node):
-        raise TypeError(
-            f"Expected all inputs to be TensorDictBase instances but got {type(td).__name__}"
-        )
+        raise TypeError(f"Expected all inputs to be containers, got {type(td).__name__}")
     return td
 
 
@@ -444,7 +441,7 @@ def pad_sequence(
     """
     tds: list[Any] = list(list_of_tensordicts)
     if not tds:
-        raise RuntimeError("pad_sequence: list_of_tensordicts cannot be empty")
+        raise RuntimeError("pad_sequence: the list of containers is empty")
     check_choice("padding_side", padding_side, ("left", "right"))
     if return_mask and hasattr(tds[0], "_wrap"):
         raise RuntimeError(

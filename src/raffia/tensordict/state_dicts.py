@@ -23,9 +23,9 @@ class StateDictError(RuntimeError, KeyError):
     >>> TensorDict(a=1).load_state_dict({"b": torch.zeros(())})
     Traceback (most recent call last):
     ...
-    raffia.tensordict.state_dicts.StateDictError: Cannot load state-dict because the key sets
-    don't match: missing keys ['a'], unexpected keys ['b']. Key 'b' wasn't expected in the
-    state-dict. strict=False loads the keys that match
+    raffia.tensordict.state_dicts.StateDictError: the keys of the state dict and of this
+    container do not match: missing keys ['a'], unexpected keys ['b']; strict=False loads the keys
+    that match
     """
 
     __str__ = Exception.__str__
@@ -119,12 +119,10 @@ def load_state_dict(
     mine = {dotted(key): key for key in td.keys(True, True)}
     mine_data = {dotted(key): key for key, _ in non_tensor_items(td, True)}
     if strict and flat.keys() != mine.keys():
-        unexpected = sorted(flat.keys() - mine.keys())
         raise StateDictError(
-            "Cannot load state-dict because the key sets don't match: missing keys "
-            f"{sorted(mine.keys() - flat.keys())}, unexpected keys {unexpected}. "
-            + "".join([f"Key {key!r} wasn't expected in the state-dict. " for key in unexpected])
-            + "strict=False loads the keys that match"
+            "the keys of the state dict and of this container do not match: missing keys "
+            f"{sorted(mine.keys() - flat.keys())}, unexpected keys "
+            f"{sorted(flat.keys() - mine.keys())}; strict=False loads the keys that match"
         )
     size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")
     if not assign and flat.keys() == mine.keys() and _written_at_once(td, mine, flat):

@@ -24,23 +24,6 @@ from raffia.tensordict.signatures import Function, documented_as
 from raffia.tensordict.tensordict import TensorDict
 
 
-def _not_here(problem: str) -> NoReturn:
-    raise RuntimeError(
-        f"{problem}: its tensors are those of another container; call this on the container that "
-        "it shows rows of, or on td.to_tensordict(), which is independent of it"
-    )
-
-
-def _refused(problem: str) -> Callable[..., Any]:
-    """A method that can only be called on the container that the rows are read from."""
-
-    def refused(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not available for rows that are read from another container: call it on that one."""
-        _not_here(problem)
-
-    return refused
-
-
 @kinds.enter
 class SubTensorDict(TensorDictBase):
     """Rows of a container, read from it and written to it at each access.
@@ -150,26 +133,20 @@ class SubTensorDict(TensorDictBase):
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         if batch_size != self._batch_size:
-            raise self._unchanged(
-                "Modifying the batch size of a lazy representation of a tensordict is not "
-                "permitted",
-                f"batch_size = {list(batch_size)}",
-            )
+            raise self._unchanged("the batch size", f"batch_size = {list(batch_size)}")
 
     def _set_device(self, device: torch.device | None) -> None:
         if device != self._device:
-            raise self._unchanged(
-                "The device of a subtensordict cannot be modified", f"to({str(device)!r})"
-            )
+            raise self._unchanged("the device", f"to({str(device)!r})")
 
     def _set_names(self, new: list[str | None] | None) -> None:
         if new != self._names:
-            raise self._unchanged("Names of a subtensordict cannot be modified", f"names = {new}")
+            raise self._unchanged("the names", f"names = {new}")
 
     def _unchanged(self, what: str, call: str) -> RuntimeError:
         return RuntimeError(
-            f"{what}, since its rows are read from another container; td.to_tensordict() gives an "
-            f"independent container, for which {call} works"
+            f"{what} of rows that are read from another container can't be changed; "
+            f"td.to_tensordict() gives an independent container, for which {call} works"
         )
 
     # -- methods that change it
@@ -232,25 +209,28 @@ class SubTensorDict(TensorDictBase):
 
     # -- methods of what holds the tensors
 
+    def _refused(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not available for rows that are read from another container: call it on that one."""
+        raise RuntimeError(
+            f"a {type(self).__name__} has no tensors that could be locked, detached or moved to "
+            "other memory: call this on the container that it shows rows of, or on "
+            "td.to_tensordict(), which is independent of it"
+        )
+
     @documented_as(lock.lock_)
     def lock_(self) -> Self:
-        return convert.unmoved(self) if self._locked else _not_here("Cannot lock a SubTensorDict")
+        return convert.unmoved(self) if self._locked else self._refused()
 
     @documented_as(lock.unlock_)
     def unlock_(self) -> Self:
-        return _not_here("Cannot unlock a SubTensorDict") if self._locked else convert.unmoved(self)
+        return self._refused() if self._locked else convert.unmoved(self)
 
     is_locked = property(
         lock.is_locked, lambda self, value: self.lock_() if value else self.unlock_()
     )
-    detach_ = _refused("Detaching a sub-tensordict in-place cannot be done")
-    requires_grad_ = _refused("Setting requires_grad of a sub-tensordict cannot be done")
-    share_memory_ = _refused("Casting a sub-tensordict values to shared memory cannot be done")
-    pin_memory_ = _refused("Pinning a sub-tensordict values in-place cannot be done")
-    irecv = arecv = _refused("Receiving into a sub-tensordict cannot be done")
-    memmap_ = _refused("Converting a sub-tensordict values to memmap cannot be done")
-    memmap_refresh_ = make_memmap = make_memmap_from_tensor = memmap_
-    make_memmap_from_storage = memmap_
+    detach_ = requires_grad_ = share_memory_ = pin_memory_ = irecv = arecv = _refused
+    memmap_ = memmap_refresh_ = make_memmap = make_memmap_from_tensor = _refused
+    make_memmap_from_storage = _refused
 
 
 def _shown_as(method: Any) -> Callable[[Function], Function]:

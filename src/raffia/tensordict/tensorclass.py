@@ -376,7 +376,9 @@ class TensorClass(_Typed):
         if non_tensordict:
             cls._check_keys(non_tensordict)
             if twice := [key for key in non_tensordict if key in tensordict.keys()]:
-                raise KeyError(f"{twice[0]} is present in both tensor and non-tensor dicts.")
+                raise KeyError(
+                    f"the field {twice[0]!r} is given twice: as a tensor, and not as one"
+                )
             tensordict = tensordict.copy()
         self = cls._over(cls._typed(tensordict))
         if non_tensordict:
@@ -580,8 +582,8 @@ class TensorClass(_Typed):
             self._check_keys(value.keys())
         elif not isinstance(value, (Tensor, bool, int, float, complex, np.ndarray)):
             raise ValueError(
-                "__setitem__ only supports tensorclasses, tensordicts, numeric scalars and "
-                f"tensors. Got {type(value)}"
+                "__setitem__ only supports tensorclasses, containers, numbers and tensors, "
+                f"got {type(value).__name__}"
             )
         self._td[index] = value
 

@@ -126,8 +126,8 @@ class TensorDict(TensorDictBase):
             source = entries
         elif entries:
             raise ValueError(
-                "Either a dictionary or a sequence of kwargs must be provided, not both: got "
-                f"{type(source).__name__} and {sorted(entries)}"
+                f"pass entries as a dict or as keywords, not both: got {type(source).__name__} "
+                f"and {sorted(entries)}"
             )
         self._d, self._held = {}, False
         self._batch_size = (
@@ -141,7 +141,7 @@ class TensorDict(TensorDictBase):
             self._fill(source._entries() if isinstance(source, Node) else source)
         else:
             raise ValueError(
-                "A TensorDict source is expected to be a TensorDictBase sub-type or a Mapping, got "
+                "a TensorDict is made from a dict or another container, got "
                 f"{type(source).__name__}; TensorDict.from_any(obj) takes other structures"
             )
         if names is not None:
@@ -352,9 +352,9 @@ class TensorDict(TensorDictBase):
                 and (isinstance(value, Tensor) or len(value._batch_size) < ndim)
             ):
                 raise RuntimeError(
-                    f"the {type(value).__name__} {name} has shape {value.shape} which is "
-                    f"incompatible with the batch-size {batch_size}. "
-                    f"The batch_size stays {self._batch_size}."
+                    f"entry {name!r} has shape {value.shape}, "
+                    f"which is incompatible with the batch-size {batch_size}; "
+                    f"the batch_size stays {self._batch_size}"
                 )
         grown = [
             v

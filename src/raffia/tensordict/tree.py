@@ -62,8 +62,8 @@ def applied(
     """`apply` and `named_apply`; named: `fn` gets the nested key first."""
     if inplace and (batch_size is not None or out is not None):
         raise ValueError(
-            f"Cannot pass other arguments to {type(td).__name__}.apply when inplace=True, which "
-            "keeps the batch size and writes into this container: drop batch_size and out"
+            "apply: inplace=True keeps the batch size and writes into this container; "
+            "drop batch_size and out"
         )
     size = None if batch_size is None else as_size(batch_size)
     if out is not None:
@@ -103,15 +103,12 @@ def applied(
 def _check_out(out: Any, size: torch.Size | None, device: Any) -> None:
     if size is not None and size != out._batch_size:
         raise RuntimeError(
-            "batch_size and out.batch_size must be equal when both are provided, got "
-            f"{size} and {out._batch_size}"
+            f"apply: batch_size={list(size)} is not that of out, {list(out._batch_size)}: leave "
+            "it out"
         )
     given = None if device is None or device is NO_DEFAULT else as_device(device)
     if device is not NO_DEFAULT and given != out._device:
-        raise RuntimeError(
-            "device and out.device must be equal when both are provided. Got "
-            f"device={given} and out.device={out._device}."
-        )
+        raise RuntimeError(f"apply: device={given} is not that of out, {out._device}: leave it out")
 
 
 @overload
@@ -395,7 +392,7 @@ def map_iter(
     [1, 5]
     """
     if chunksize is not None and num_chunks is not None:
-        raise ValueError("map: either chunksize or num_chunks must be provided, but not both")
+        raise ValueError("map: pass chunksize or num_chunks, not both")
     dim = batch_dim(td, dim)
     rows = td._batch_size[dim]
     if shuffle:
@@ -597,7 +594,7 @@ def _gather(
 ) -> Any:
     if sparse_grad:
         raise NotImplementedError(
-            "sparse_grad=True not implemented for torch.gather(tensordict, ...)"
+            "gather on a container has no sparse gradients; leave sparse_grad=False"
         )
     return input.gather(dim, index, out=out)
 

@@ -93,9 +93,9 @@ def update(
 def absent_keys(absent: Iterable[NestedKey], batch_size: torch.Size, source: Any) -> RuntimeError:
     """The error for entries that a new batch size, that of the source, would not fit."""
     return RuntimeError(
-        "Some keys of the dest tensordict are not present in the source during update with "
-        f"mismatching batch-size: {sorted(absent, key=str)}. The batch size of the source is "
-        f"{source._batch_size}, that of the destination {batch_size}"
+        f"the source has no entries {sorted(absent, key=str)}, which its batch size "
+        f"{list(source._batch_size)} would not fit: they are of batch size {list(batch_size)}; "
+        "exclude them first"
     )
 
 
