@@ -234,7 +234,8 @@ def expected(config, returns):
         copied = update - update % targets.target_interval
         interval = 0
         if targets.correct_horizon:
-            interval = round(targets.horizon_fraction * collect.num_env_steps)
+            horizon = targets.horizon_fraction * collect.num_env_steps
+            interval = max(int(horizon > 0), round(horizon))
         events.append(("batch", beta, copied, interval, config.replay.batch_size))
         rate = optimizer.learning_rate
         for _ in range(update // optimizer.decay_updates):

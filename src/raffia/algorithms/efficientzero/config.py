@@ -157,7 +157,7 @@ class TargetConfig(Checked):
     reanalyze_noise: bool = True  # reanalyze with exploration noise at the root, as when acting
     # Use a smaller n_step for older data, which another policy has played.
     correct_horizon: bool = True
-    # Age, as a fraction of training, at which n_step decreases by one.
+    # Age, as a fraction of training, at which n_step decreases by one; 0: it never does.
     horizon_fraction: NonNegativeFloat = 0.3
 
 

@@ -53,7 +53,7 @@ def batch_of(
             config.seed, "targets", update, *([] if shard is None else [shard])
         ),
         total=total,
-        correction_interval=max(1, round(horizon)) if corrects else 0,
+        correction_interval=max(int(horizon > 0), round(horizon)) if corrects else 0,
     )
 
 
