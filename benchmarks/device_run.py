@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.efficientzero_ours import random_batch
+from benchmarks.efficientzero_ours import play, random_batch
 from raffia.algorithms.efficientzero.observations import AUGMENTATION, draw_augmentation
 from raffia.envs.batch import SerialBatch
 from raffia.envs.config import EnvConfig
@@ -156,9 +155,7 @@ class Played:
 
     def collect(self) -> None:
         """A step in each environment, by the newest weights, put into the replay."""
-        run = self.run
-        run.actor.refresh(self.state)
-        run.replay.extend(run.collector.collect(partial(run.player.act, temperature=1.0), 1))
+        play(self.run, self.state, 1)
 
     def windows(self) -> TensorDict:
         """As many as a batch has."""

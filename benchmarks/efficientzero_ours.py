@@ -144,6 +144,13 @@ def make_run(
         return EfficientZeroExperiment(config, folder, PlainView(nowhere), make_env, networks)
 
 
+def play(run: EfficientZeroExperiment, state: TensorDict, num_steps: int) -> None:
+    """Steps in each environment by the newest weights, put into the replay."""
+    run.actor.refresh(state)
+    act = partial(run.player.act, temperature=1.0)
+    run.replay.extend(run.collector.collect(act, num_steps))
+
+
 class OurActing:
     """case: as "batch" the environments. A call is a turn of a run: it takes over the newest
     weights, plays a step in each environment, and puts them into the replay."""
@@ -164,9 +171,7 @@ class OurActing:
         self.state = self.run.networks.init(0)
 
     def __call__(self) -> Any:
-        run = self.run
-        run.actor.refresh(self.state)
-        run.replay.extend(run.collector.collect(partial(run.player.act, temperature=1.0), 1))
+        play(self.run, self.state, 1)
 
     def shares(self) -> dict[str, float]:
         """`benchmarks.search` measures its parts."""
@@ -233,10 +238,7 @@ class Parts:
 
     def collect(self) -> None:
         """A rollout with the newest weights in each environment, put into the replay."""
-        run = self.run
-        run.actor.refresh(self.state)
-        act = partial(run.player.act, temperature=1.0)
-        run.replay.extend(run.collector.collect(act, self.config.collect.rollout_length))
+        play(self.run, self.state, self.config.collect.rollout_length)
 
     def targets(self, ratio: float) -> TensorDict:
         """A batch, with this fraction of its policies reanalyzed and written back."""

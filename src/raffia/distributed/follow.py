@@ -27,6 +27,7 @@ from raffia.learner import Learner
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 
+FOLLOWER = f"{__name__}:Follower"  # the role
 MEET_SECONDS = 20.0
 HELLO, JOIN, STATE, PART, SUM, STEP, SHARD, LEARN, WHOLE = range(9)  # commands
 Marks = list[tuple[Tensor, int]]  # leaves, and how often each was written to
@@ -297,9 +298,7 @@ class Followers:
             thread.join()
 
     def _start(self, index: int) -> None:
-        self._workers[index] = self._engine.start(
-            f"{__name__}:Follower", self._config, index, self._needs
-        )
+        self._workers[index] = self._engine.start(FOLLOWER, self._config, index, self._needs)
         self._open[index] = 0
         self.num_restarts += self._was_lost[index]
         self._was_lost[index] = False

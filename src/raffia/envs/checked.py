@@ -149,37 +149,6 @@ def short_repr(config: Any) -> str:
     return f"{type(config).__name__}({', '.join(given)})"
 
 
-def check_least(config: Any, least: float, *names: str) -> None:
-    """Raise ValueError if numbers with these names are below `least`, or NaN, by themselves or in
-    a tuple; None is no number.
-
-    >>> from raffia.envs.config import EnvConfig
-    >>> EnvConfig(num_envs=0)
-    Traceback (most recent call last):
-    ...
-    ValueError: num_envs=0 must be at least 1
-    """
-    for name in names:
-        for one in _each(_number(config, name)):
-            if one is not None:
-                check_range(name, one, least)
-
-
-def check_above_zero(config: Any, *names: str) -> None:
-    """Raise ValueError unless the numbers with these names are above 0; None is no number.
-
-    >>> from raffia.algorithms.efficientzero.config import OptimizerConfig
-    >>> OptimizerConfig(max_grad_norm=0.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: max_grad_norm=0.0 must be above 0
-    """
-    for name in names:
-        value = _number(config, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}={value} must be above 0")
-
-
 def check_alone(setting: str, why: str, others: Mapping[str, bool]) -> None:
     """Raise ValueError if another setting is set with which this one cannot be combined.
 
@@ -214,14 +183,6 @@ def check_divisible(name: str, value: int, parts: str, num: int, of: str = "") -
             f"{name}={value}{f' {of}' if of else ''} cannot be divided equally among "
             f"{parts}={num}: set {name}={(value // num + 1) * num}"
         )
-
-
-def _number(config: Any, name: str) -> Any:
-    """The value of a field that must be a number."""
-    value, hint = getattr(config, name), _hint(config, name)
-    if not _is_of(hint, value):
-        raise ValueError(f"{name}={value!r} must be {_described(hint)}{_near(value)}")
-    return value
 
 
 def _is_of(hint: Any, value: Any) -> bool:

@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raffia.envs.checked import check_above_zero, check_least, check_types
+from raffia.envs.checked import (
+    Checked,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Checked):
     """The engine that runs the workers; it does not change a bit of a run.
 
     >>> EngineConfig(name="process").max_restarts
@@ -22,17 +28,15 @@ class EngineConfig:
     # Address of a Ray cluster, such as auto; empty: start one on this machine for this run.
     address: str = ""
     # Restarts of a worker without a finished task in between; more are an error.
-    max_restarts: int = 3
+    max_restarts: NonNegativeInt = 3
     # Idle processes that are ready to replace a worker that dies; on Ray this many of each kind.
-    spares: int = 0
+    spares: NonNegativeInt = 0
     # Seconds without an answer after which a worker counts as dead. A process that ends is noticed
     # immediately; a first rollout may compile kernels for half a minute.
-    patience_seconds: float = 300.0
+    patience_seconds: PositiveFloat = 300.0
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "max_restarts", "spares")
-        check_above_zero(self, "patience_seconds")
+        super().__post_init__()
         if self.address and self.name != "ray":
             raise ValueError(
                 f"engine.address={self.address} is the address of a Ray cluster, but engine.name "
@@ -41,23 +45,26 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorsConfig:
+class ActorsConfig(Checked):
     """Workers that play the environments.
 
     >>> ActorsConfig(num=2, ahead=8).weights_every
     1
     """
 
-    num: int = 0  # workers, among which the environments are divided; 0: the loop plays
-    ahead: int = 0  # updates between requesting a rollout and learning from it; changes the run
-    weights_every: int = 1  # updates between versions of the actors' weights; changes the run
+    num: NonNegativeInt = 0  # workers, among which the environments are divided; 0: the loop plays
+    # Updates between requesting a rollout and learning from it; changes the run.
+    ahead: NonNegativeInt = 0
+    # Updates between versions of the actors' weights; changes the run.
+    weights_every: PositiveInt = 1
     device: str = "cpu"  # device of their searches; "": the run's
-    cpus: float = 1.0  # processors of each worker on Ray
-    gpus: float = 0.0  # GPUs of each worker on Ray; a fraction lets several search on one card
+    cpus: PositiveFloat = 1.0  # processors of each worker on Ray
+    # GPUs of each worker on Ray; a fraction lets several search on one card.
+    gpus: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        check_kind(self, "actors", "ahead")
-        check_least(self, 1, "weights_every")
+        super().__post_init__()
+        check_kind(self, "actors")
 
     @property
     def play_elsewhere(self) -> bool:
@@ -66,21 +73,24 @@ class ActorsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReanalyzersConfig:
+class ReanalyzersConfig(Checked):
     """Workers that make batches: they search stored steps again and compute targets.
 
     >>> ReanalyzersConfig(num=2, ahead=8).play_elsewhere
     True
     """
 
-    num: int = 0  # workers; 0: the loop makes the batches
-    ahead: int = 0  # updates between drawing a batch and learning from it; changes the run
+    num: NonNegativeInt = 0  # workers; 0: the loop makes the batches
+    # Updates between drawing a batch and learning from it; changes the run.
+    ahead: NonNegativeInt = 0
     device: str = ""  # device of their searches; "": the run's
-    cpus: float = 1.0  # processors of each worker on Ray
-    gpus: float = 0.0  # GPUs of each worker on Ray; a fraction lets several search on one card
+    cpus: PositiveFloat = 1.0  # processors of each worker on Ray
+    # GPUs of each worker on Ray; a fraction lets several search on one card.
+    gpus: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        check_kind(self, "reanalyzers", "ahead")
+        super().__post_init__()
+        check_kind(self, "reanalyzers")
 
     @property
     def play_elsewhere(self) -> bool:
@@ -89,21 +99,23 @@ class ReanalyzersConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluatorsConfig:
+class EvaluatorsConfig(Checked):
     """Workers that play the evaluations.
 
     >>> EvaluatorsConfig(num=1, join_after=500).play_elsewhere
     True
     """
 
-    num: int = 0  # workers; 0: the loop plays the evaluations
-    join_after: int = 0  # updates after which the loop waits for the result of an open evaluation
+    num: NonNegativeInt = 0  # workers; 0: the loop plays the evaluations
+    # Updates after which the loop waits for the result of an open evaluation.
+    join_after: NonNegativeInt = 0
     device: str = "cpu"  # device of their networks; "": the run's
-    cpus: float = 1.0  # processors of each worker on Ray
-    gpus: float = 0.0  # GPUs of each worker on Ray
+    cpus: PositiveFloat = 1.0  # processors of each worker on Ray
+    gpus: NonNegativeFloat = 0.0  # GPUs of each worker on Ray
 
     def __post_init__(self) -> None:
-        check_kind(self, "evaluators", "join_after")
+        super().__post_init__()
+        check_kind(self, "evaluators")
 
     @property
     def play_elsewhere(self) -> bool:
@@ -114,11 +126,8 @@ class EvaluatorsConfig:
 WorkersConfig = ActorsConfig | ReanalyzersConfig | EvaluatorsConfig
 
 
-def check_kind(config: WorkersConfig, kind: str, *least_0: str) -> None:
-    """Raise ValueError for impossible numbers of workers, or a device for workers that the run
-    does not have.
-
-    least_0: settings of this kind of workers that must be at least 0.
+def check_kind(config: WorkersConfig, kind: str) -> None:
+    """Raise ValueError for a device for workers that the run does not have.
 
     >>> ActorsConfig(device="cuda")
     Traceback (most recent call last):
@@ -126,9 +135,6 @@ def check_kind(config: WorkersConfig, kind: str, *least_0: str) -> None:
     ValueError: actors.device=cuda has no effect without actors: set actors.num=1, or leave
     actors.device out
     """
-    check_types(config)
-    check_least(config, 0, "num", "gpus", *least_0)
-    check_above_zero(config, "cpus")
     if config.device not in ("", "cpu") and not config.play_elsewhere:
         raise ValueError(
             f"{kind}.device={config.device} has no effect without {kind}: set {kind}.num=1, or "
@@ -182,26 +188,25 @@ def check_workers(run: Any, kinds: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnersConfig:
+class LearnersConfig(Checked):
     """Processes that share each batch, on Ray wherever there is room, else on this machine.
 
     >>> LearnersConfig(num=2).sums
     'ring'
     """
 
-    num: int = 1  # processes, with the leading one; other numbers differ in the last bits
+    num: PositiveInt = 1  # processes, with the leading one; other numbers differ in the last bits
     # How gradients are summed: each process sums a part of the numbers, or each sums all of them in
     # order, which gives the bits of num_micro_batches for any number of processes.
     sums: Literal["ring", "ordered"] = "ring"
     # What each process holds: the whole state, or its rows of weights, target and optimizer, for
     # models that are too large for one process; gradients are then summed in order.
     state: Literal["whole", "sharded"] = "whole"
-    gpus: float = 0.0  # GPUs of each on Ray but for the leading one, which takes device's
+    # GPUs of each on Ray but for the leading one, which takes device's.
+    gpus: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "num")
-        check_least(self, 0, "gpus")
+        super().__post_init__()
         if self.state == "sharded" and self.num == 1:
             raise ValueError(
                 "learners.state=sharded divides the state among processes, but there is only one: "

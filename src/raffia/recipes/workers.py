@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from raffia.distributed.engine import Engine, InlineEngine, Machine, Needs, Workers
-from raffia.distributed.follow import Followers
+from raffia.distributed.follow import FOLLOWER, Followers
 from raffia.distributed.pool import Pool
 from raffia.hints import plural
 from raffia.recipes.devices import require_device
@@ -142,7 +142,6 @@ SETTINGS = {  # of kinds that do not have num, cpus and gpus
     POPULATION: "population.workers, num_threads",
     "learners": "learners.num, num_threads, learners.gpus",
 }
-FOLLOWER = "raffia.distributed.follow:Follower"
 
 
 def kinds_elsewhere(config: Any, kinds: Sequence[str]) -> list[str]:

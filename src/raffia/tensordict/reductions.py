@@ -55,9 +55,8 @@ def _dims(td: Any, dim: Any, beyond: bool = False) -> tuple[int, ...] | None:
                 f"Incompatible dim {d} for tensordict with shape {td._batch_size}: it counts "
                 "batch dimensions; dim='feature' stands for the entries' own"
             )
-    return (
-        tuple([d + ndim if d < 0 else d for d in given]) or None
-    )  # as for tensors, none of them is all
+    # As for tensors, none of them is all.
+    return tuple([d + ndim if d < 0 else d for d in given]) or None
 
 
 def _reduced_size(size: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:
