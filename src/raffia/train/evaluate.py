@@ -101,7 +101,13 @@ def play_episodes(
     Episodes(returns=[1.0, 1.0, 1.0], lengths=[1, 1, 1], as_first=[])
     """
     batch = EpisodeBatch(
-        env, act, num_episodes, seed, None, frame_stack, max_steps, opponent, watch, 0, stop, check
+        *(env, act, num_episodes, seed),
+        frame_stack=frame_stack,
+        max_steps=max_steps,
+        opponent=opponent,
+        watch=watch,
+        stop=stop,
+        check=check,
     )
     played = batch.play()
     return None if played is None else played[0]
