@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from raffia.hints import did_you_mean
 from raffia.hints import nearest as nearest_of
 from raffia.tensordict.node import Node
 
-NestedKey = str | tuple[Any, ...]
+
+class _TypeOfKeys(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        if isinstance(value, tuple):
+            return bool(value) and all(isinstance(part, cls) for part in value)
+        return isinstance(value, str)
+
+
+if TYPE_CHECKING:
+    NestedKey = str | tuple[Any, ...]
+else:
+
+    class NestedKey(metaclass=_TypeOfKeys):
+        """The type of a key: a string, or a non-empty, possibly nested tuple of strings.
+
+        >>> isinstance("a", NestedKey), isinstance(("a", ("b", "c")), NestedKey)
+        (True, True)
+        >>> isinstance((), NestedKey), isinstance(("a", 1), NestedKey)
+        (False, False)
+        """
 
 
 class MissingKeyError(KeyError):
