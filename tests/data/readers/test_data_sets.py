@@ -236,8 +236,15 @@ def fixed(values):
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values[0].size)
 
 
-def minari_tables(folder, kind="arrow", episodes=2, **changes):
-    spaces = {"x": box([2, 2]), "k": {"type": "Discrete", "dtype": "int64", "n": 5}}
+SQUARES = {
+    "box": box([2, 2]),
+    "bits": {"type": "MultiBinary", "n": [2, 2]},
+    "choices": {"type": "MultiDiscrete", "nvec": [[9, 9], [9, 9]]},
+}
+
+
+def minari_tables(folder, kind="arrow", episodes=2, x="box", **changes):
+    spaces = {"x": SQUARES[x], "k": {"type": "Discrete", "dtype": "int64", "n": 5}}
     metadata = {"data_format": kind, "total_episodes": episodes}
     metadata["observation_space"] = json.dumps({"type": "Dict", "subspaces": spaces})
     metadata["action_space"] = json.dumps(box([1]))
@@ -264,9 +271,11 @@ def minari_tables(folder, kind="arrow", episodes=2, **changes):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_minaris_tables(tmp_path, kind):
-    episodes = read_minari(minari_tables(tmp_path, kind))
+@pytest.mark.parametrize(
+    ("kind", "x"), [("arrow", "box"), ("parquet", "bits"), ("arrow", "choices")]
+)
+def test_minaris_tables(tmp_path, kind, x):
+    episodes = read_minari(minari_tables(tmp_path, kind, x=x))
     assert len(episodes) == 2 and episodes.attributes(1)["seed"] == 7
     assert episodes.metadata["data_format"] == kind
     second = episodes[-1]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from raffia.data.readers.arrow import (
@@ -76,7 +77,8 @@ def read_minari(
         `data/main_data.hdf5`, with groups episode_0, episode_1, ... of T steps, which
         hold observations [T + 1, ...], actions, rewards, terminations and truncations [T, ...], and
         maybe infos. Groups within them are nested entries; a tuple of Minari has the entries
-        _index_0, _index_1, ...; or tables of T + 1 rows, data/0/part-0.arrow or .parquet, ...
+        _index_0, _index_1, ... Or tables of T + 1 rows, data/0/part-0.arrow or .parquet, ..., where
+        a tuple has the entries 0, 1, ...
     columns: name in the file -> name here, besides obs, action, reward, terminated, truncated and
         info: {"state": ("obs", "state")}; None leaves a column out: {"infos": None}.
     allow_nan: take NaN and infinite numbers.
@@ -317,8 +319,12 @@ class MinariTables(MinariEpisodes):
             for name in column[1:]:
                 below = found["subspaces"]
                 found = below[int(name)] if isinstance(below, list) else below[name]
-            shape = found.get("shape", [] if found.get("type") == "Discrete" else None)
-            return None if shape is None else [int(n) for n in shape]
+            kind = found.get("type")
+            if kind == "Discrete":
+                return []
+            if kind == "MultiDiscrete":
+                return list(np.shape(found["nvec"]))
+            return [int(n) for n in found["n" if kind == "MultiBinary" else "shape"]]
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return None
 
