@@ -62,16 +62,19 @@ def test_the_error_for_other_folders_suggests_runs(tmp_path):
 
 def test_runs_that_differ_in_the_seed_alone_are_grouped(tmp_path):
     configs = [config(0), config(1), config(0, simulations=50), config(1, preset="other"), None]
+    configs += [None, config(2) | {"device": "cpu:0"}, config(0) | {"run": {"algorithm": "own"}}]
     runs = [
         read_run(write_run(tmp_path / str(i), config=settings, extras=False))
-        for i, settings in enumerate([*configs, None])
+        for i, settings in enumerate(configs)
     ]
     groups = grouped(runs)
-    # a preset is a name, not a setting: the run with another one belongs to the same group
+    # a preset is a name, not a setting, and a worker's device is one of several: the runs with
+    # others belong to the same group
     names = [[run.name for run in group.runs] for group in groups]
-    assert names == [["0", "1", "3"], ["2"], ["4"], ["5"]]
-    assert [group.label for group in groups[2:]] == ["4 (no config)", "5 (no config)"]
+    assert names == [["0", "1", "3", "6"], ["2"], ["4"], ["5"], ["7"]]
+    assert [group.label for group in groups[2:4]] == ["4 (no config)", "5 (no config)"]
     assert differing(groups[:2]) == ["search.num_simulations"]
+    assert differing([groups[0], groups[4]]) == ["algorithm"]
 
 
 def shown_episode(run):

@@ -212,12 +212,12 @@ def test_a_failed_run_does_not_end_the_others(tmp_path, capsys):
 
 
 def test_the_scores_of_configurations_are_in_their_columns(tmp_path):
-    for name, means in (("a", [90, 20]), ("b", [80, 30])):
+    for name, means in (("a", [90, 20]), ("b", [80, 30]), ("c", [])):
         rows = [row_of(i, mean) for i, mean in enumerate(means)]
         write_run(tmp_path / "runs" / name, rows, config(simulations=len(name)), extras=False)
     head, line = scores_of(tmp_path).splitlines()
     assert head.split() == ["settings", "runs", "at", "the", "end", "95", "%", "interval", "best"]
-    assert line.split()[-6:] == ["2", "25.0", "20.0", "to", "30.0", "90.0"]
+    assert line.split()[-8:] == ["2", "of", "3", "25.0", "20.0", "to", "30.0", "90.0"]
 
 
 @pytest.mark.slow

@@ -235,7 +235,7 @@ def scores_of(folder: Path) -> str:
     for one in found:
         between = "-" if one.low != one.low else f"{number(one.low)} to {number(one.high)}"
         mean, best = number(one.last), number(one.best)
-        rows.append([one.group.label, str(len(one.group.runs)), mean, between, best])
+        rows.append([one.group.label, one.of_runs, mean, between, best])
     return columns(rows, right=[1, 2, 4])
 
 

@@ -80,18 +80,25 @@ def grouped(runs: Sequence[Run]) -> Groups:
     """
     members: dict[str, list[Run]] = {}
     for run in runs:
-        settings = flat(run.config)
-        settings.pop("seed", None)
+        settings = _compared(run)
         # A run without a config stands for itself: nothing tells that it is like another.
         key = json.dumps(settings, sort_keys=True) if settings else f"no config: {run.folder}"
         members.setdefault(key, []).append(run)
-    groups = []
-    for equal in members.values():
-        settings = flat(equal[0].config)
-        settings.pop("seed", None)
-        groups.append(Group("", tuple(equal), settings or None))
+    groups = [Group("", tuple(equal), _compared(equal[0])) for equal in members.values()]
     labels = _labels(groups)
     return Groups([replace(one, label=label) for label, one in zip(labels, groups, strict=True)])
+
+
+def _compared(run: Run) -> dict[str, Any] | None:
+    """What tells a run's configuration from others: its algorithm, and its settings without the
+    seed; None where no file has them. Of cuda:1 it is cuda: the workers of a sweep have a card
+    each.
+    """
+    settings = flat(run.config)
+    settings.pop("seed", None)
+    if "device" in settings:
+        settings["device"] = str(settings["device"]).partition(":")[0]
+    return {"algorithm": run.algorithm, **settings} if settings else None
 
 
 def differing(groups: Sequence[Group]) -> list[str]:

@@ -28,6 +28,12 @@ class Score:
     high: float
     best: float  # the best evaluation of all
 
+    @property
+    def of_runs(self) -> str:
+        """The number of runs that were evaluated, with that of all where some were not."""
+        planned = len(self.group.runs)
+        return f"{self.num_runs} of {planned}" if self.num_runs < planned else str(planned)
+
 
 def scores(groups: Sequence[Group]) -> list[Score]:
     """The configurations that were evaluated, the best first.
@@ -79,9 +85,7 @@ def _by_configuration(groups: Groups, names: Sequence[str]) -> Html:
     for one in found:
         label = toned(tone(groups.index(one.group)), one.group.label)
         interval = between(one.low, one.high, write)
-        num, planned = one.num_runs, len(one.group.runs)
-        of = f"{num} of {planned}" if num < planned else str(num)
-        rows.append([label, of, write(one.last), interval, write(one.best)])
+        rows.append([label, one.of_runs, write(one.last), interval, write(one.best)])
     heads = ["configuration", "runs", "at the end", "95 % interval", "best evaluation"]
     text = (
         "Best first. At the end: interquartile mean over the runs' newest evaluations, with its "
