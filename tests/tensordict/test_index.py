@@ -158,7 +158,7 @@ def test_of_empty_containers_and_dims():
 
 
 OUT_OF_RANGE = [4, -5, (0, 3), (0, 0, 0), I[:, :, :], T([5]), [0, 7], (0, 0, None, T([0]))]
-OUT_OF_RANGE += [(0, ..., 0, 0), (..., 0, 0, 0)]
+OUT_OF_RANGE += [(0, ..., 0, 0), (..., 0, 0, 0), ([0, 1], [0, 1, 2])]
 NO_INDEX = [torch.ones(3).bool(), torch.ones(4, 3, 2).bool(), 1.0, object(), T([0.0, 1.0])]
 REFUSED = {
     **{

@@ -127,11 +127,21 @@ def test_rows_of_ragged_members(dim):
         check_same(td, dense(dim))
 
 
+def test_truth_values_in_an_index_of_members_of_different_sizes():
+    td = lazy_stack([TensorDict(a=torch.arange(n), batch_size=[n]) for n in (2, 3)])
+    assert td[True].batch_size == (1, 2, -1) and td[False].batch_size == (0, 2, -1)
+    assert [rows.batch_size for rows in td[:, True, 1:].tensordicts] == [(1, 1), (1, 2)]
+    check(td[1, :, True], td[1][:, True], "dense")
+    td[True, :, 0] = 7
+    assert [member["a"].tolist() for member in td.tensordicts] == [[7, 1], [7, 1, 2]]
+
+
 def test_rows_by_tensors_are_copies():
     for dim in (0, 1):
         full = torch.ones(BATCHES[dim], dtype=torch.bool)
         td = make(dim)
-        for index in (full, I[T([0, 1]), T([0, 1])], I[T([0, 1]), 0], I[T([0, 1]), 1:]):
+        lists = I[T([0, 1]), T([0, 1])], I[T([0, 1]), 0], I[T([0, 1]), 1:]
+        for index in (full, *lists, True, I[:, True], I[0, True]):
             td[index].zero_()
         for mask in (full, full[:, 0]):
             td.masked_select(mask).zero_()

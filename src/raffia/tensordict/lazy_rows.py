@@ -41,17 +41,17 @@ class Plan:
             return
         self.rows, self.copied = [], False
         self.spare: int | None = None
-        slots = [part for part in parts if not isinstance(part, int)]  # each makes a dimension
-        arrays = [i for i, part in enumerate(slots) if isinstance(part, Tensor)]  # or some make it
+        slots = [part for part in parts if part.__class__ is not int]  # each makes a dimension
+        arrays = [i for i, part in enumerate(slots) if _is_array(part)]  # or some make it
         side_by_side = not arrays or arrays[-1] - arrays[0] == len(arrays) - 1
         if isinstance(item, Tensor):
             self.dim = arrays[0] if side_by_side else 0
             self._rows_of_arrays(parts, at)
         else:
-            self.dim = at - len([part for part in parts[:at] if isinstance(part, int)])
+            self.dim = at - len([part for part in parts[:at] if part.__class__ is int])
             before = len([i for i in arrays if i < self.dim])
             if arrays:
-                width = max([slots[i].dim() for i in arrays])
+                width = max([getattr(slots[i], "ndim", 1) for i in arrays])
                 self.dim += (width if not side_by_side or before else 0) - before
             rest = (*parts[:at], *parts[at + 1 :])
             if 0 < before < len(arrays):  # between arrays: keep them apart in the members too
@@ -70,7 +70,7 @@ class Plan:
         """The part that indexes the stack dimension; `parts` is filled up to there."""
         used = 0
         for i, part in enumerate(parts):
-            if part is None:
+            if part is None or isinstance(part, bool):
                 continue
             if used == stack_dim:
                 return i
@@ -79,11 +79,18 @@ class Plan:
         return len(parts) - 1
 
     def _rows_of_arrays(self, parts: list[Any], at: int) -> None:
+        truths = [torch.zeros(int(p), dtype=torch.int64) for p in parts if isinstance(p, bool)]
+        at -= len([part for part in parts[:at] if isinstance(part, bool)])
+        parts = [part for part in parts if not isinstance(part, bool)]
         where = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
-        if len(parts) > 1:
-            rest = (*parts[:at], *parts[at + 1 :])
-            self.copied = not all([p is None or p.__class__ is slice and p == _ALL for p in rest])
-        arrays = torch.broadcast_tensors(*[parts[i] for i in where])
+        rest = (*parts[:at], *parts[at + 1 :])
+        self.copied = not all([p is None or p.__class__ is slice and p == _ALL for p in rest])
+        try:
+            arrays = torch.broadcast_tensors(*[parts[i] for i in where], *truths)[: len(where)]
+        except RuntimeError as error:
+            raise IndexError(
+                f"shape mismatch: the arrays of an index must broadcast with each other: {error}"
+            ) from None
         self.sizes = arrays[0].shape
         columns = [array.reshape(-1).tolist() for array in arrays]
         for cell in zip(*columns, strict=True):
@@ -95,106 +102,17 @@ class Plan:
 
 
 def _plain_part(part: Any) -> Any:
-    """A part of a normalised index: a tensor of one number as a number, True as a new dimension."""
-    if isinstance(part, Tensor) and part.dim() == 0:
-        part = part.item()
-    return None if isinstance(part, bool) else part
-
-
-def _is_truth(part: Any) -> bool:
-    """Whether a part of a normalised index is a truth value."""
-    if isinstance(part, Tensor):
-        return not part.dim() and part.dtype is torch.bool
-    return isinstance(part, bool)
-
-
-def _has_truth(idx: Any) -> bool:
-    return any(map(_is_truth, idx)) if isinstance(idx, tuple) else _is_truth(idx)
-
-
-def _has_false(idx: Any) -> bool:
-    """Whether a normalised index has a False, which gives no rows."""
-    parts = idx if isinstance(idx, tuple) else (idx,)
-    return not all([part for part in parts if _is_truth(part)])
-
-
-class _Merged:
-    """A normalised index with truth values, as one with at most a single True, without arrays.
-
-    As in torch, a truth value is an array of one number, and arrays make one group of dimensions:
-    where they stand if that is side by side, otherwise in front.
-    index: the index without the others.
-    start, width: the dimensions that begin at `start` there, and are in front in the result;
-        `width` is 0 if nothing has to be moved.
-    """
-
-    __slots__ = ("index", "start", "width")
-
-    def __init__(self, idx: Any) -> None:
-        parts = idx if isinstance(idx, tuple) else (idx,)
-        parts = tuple([True if _is_truth(part) else _plain_part(part) for part in parts])
-        rest = tuple([part for part in parts if part is not True])
-        group = [i for i, part in enumerate(_slots(parts)) if _is_array(part)]
-        side_by_side = group[-1] - group[0] == len(group) - 1
-        arrays = [i for i, part in enumerate(_slots(rest)) if _is_array(part)]
-        self.start = self.width = 0
-        if not arrays:
-            at = [part is True for part in parts].index(True) if side_by_side else 0
-            rest = (*rest[:at], True, *rest[at:])
-        elif not side_by_side and arrays[-1] - arrays[0] == len(arrays) - 1:
-            self.start = arrays[0]
-            self.width = max([part.dim() for part in rest if isinstance(part, Tensor)])
-        self.index = rest
-
-    def front(self, rows: Any) -> Any:
-        """The rows of `index`, with the group in front."""
-        return rows.permute(*_shifted(rows.ndim, self.start, self.width)) if self.width else rows
-
-    def back(self, value: Any) -> Any:
-        """A value for the rows, for those of `index`."""
-        if not self.width:
-            return value
-        order = _shifted(value.ndim, self.start, self.width)
-        return value.permute(*[order.index(dim) for dim in range(len(order))])
-
-
-def _slots(parts: tuple[Any, ...]) -> list[Any]:
-    """The parts that make dimensions."""
-    return [part for part in parts if part is True or not isinstance(part, int)]
+    """A part of a normalised index: a tensor of one number or truth value as that."""
+    return part.item() if isinstance(part, Tensor) and part.dim() == 0 else part
 
 
 def _is_array(part: Any) -> bool:
-    return part is True or isinstance(part, Tensor)
-
-
-def _shifted(ndim: int, start: int, width: int) -> list[int]:
-    """The order of dimensions in which the `width` ones from `start` on come first."""
-    dims = [*range(ndim)]
-    return [*dims[start : start + width], *dims[:start], *dims[start + width :]]
-
-
-def _rows_of_truths(td: Any, idx: Any, ndim: int) -> Any:
-    """`td[idx]` for an index with truth values: for False, what True gives, without rows."""
-    parts = idx if isinstance(idx, tuple) else (idx,)
-    full = tuple([True if _is_truth(part) else part for part in parts])
-    before, after = [index.indexed_size(td._batch_size[:ndim], at) for at in (full, idx)]
-    merged = _Merged(idx)
-    out = merged.front(_rows(td, merged.index, ndim))
-    if before == after:
-        return out
-    dim = [a == b for a, b in zip(before, after, strict=True)].index(False)
-    return out._index((*[_ALL] * dim, slice(0, 0)), out.ndim, None)
+    """Whether a part is an array for torch, as a truth value is: of one number, or of none."""
+    return isinstance(part, (Tensor, bool))
 
 
 def rows(td: Any, idx: Any, ndim: int) -> Any:
     """`td[idx]` of a lazy stack, whose first `ndim` dimensions the index covers."""
-    if idx.__class__ is not slice and _has_truth(idx):
-        return _rows_of_truths(td, idx, ndim)
-    return _rows(td, idx, ndim)
-
-
-def _rows(td: Any, idx: Any, ndim: int) -> Any:
-    """`td[idx]`, where a True is the only part that makes several dimensions, or one of arrays."""
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if not plan.sizes:
         return row(td, *plan.rows[0], ndim)
@@ -233,7 +151,9 @@ def emptied(td: Any, plan: Plan, ndim: int) -> Any:
 
 def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
     """Write into the rows `idx`, which are normalised, of the members of a lazy stack."""
-    if isinstance(value, Tensor) and value.dim() and not _has_false(idx):
+    if any([_plain_part(part) is False for part in (idx if isinstance(idx, tuple) else (idx,))]):
+        return
+    if isinstance(value, Tensor) and value.dim():
         value = _like_tensor(td._index(idx, max(ndim, td.stack_dim + 1), None), value)
     for at, rest, part in parts_of_rows(td, idx, value, ndim):
         old = td.tensordicts[at]
@@ -246,11 +166,6 @@ def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
 
 def parts_of_rows(td: Any, idx: Any, value: Any, ndim: int) -> list[tuple[int, Any, Any]]:
     """Members that the rows `idx` reach: number, index into the member, part of `value` for it."""
-    if idx.__class__ is not slice and _has_truth(idx):
-        if _has_false(idx):
-            return []
-        merged = _Merged(idx)
-        idx, value = merged.index, merged.back(value) if isinstance(value, Node) else value
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if not isinstance(value, Node) or not plan.sizes:
         parts: Sequence[Any] = [value] * len(plan.rows)
