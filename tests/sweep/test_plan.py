@@ -59,9 +59,9 @@ def test_draws_lie_in_their_range(low, ratio, seed, whole):
     low, high = (int(low), int(low * ratio) + 1) if whole else (low, low * ratio)
     if low >= high:
         return
-    runs = plan_runs([0], ranges={"x": Range(low, high)}, num_draws=5, seed=seed)
+    runs = plan_runs([0], ranges={"x": Range(low, high)}, num_draws=2, seed=seed)
     values = [run.settings["x"] for run in runs]
-    assert all(low <= value <= high for value in values)
+    assert all(low <= value <= high for value in values) and values[0] != values[1]
     assert all(isinstance(value, int if whole else float) for value in values)
 
 
@@ -90,6 +90,7 @@ def test_a_wide_range_is_drawn_by_its_logarithm():
         (lambda: plan_runs([0], ranges={"x": [1]}), "must be given together"),
         (lambda: plan_runs([0], {"x": [1]}, {"x": [1]}, 1), "x: given in --grid and in --ranges"),
         (lambda: plan_runs([0], {"seed": [1]}), "seeds are varied by --seeds"),
+        (lambda: plan_runs([0], ranges={"x": [1, 2], "y": Range(1, 2)}, num_draws=5), "only 4 dif"),
         (lambda: plan_runs(range(1000), {"x": range(1000)}), "this makes 1,000,000 runs"),
         (lambda: plan_runs([0], MANY), "1,000,000,000,000 runs, but a sweep can have 1 to"),
     ],

@@ -217,7 +217,7 @@ def test_the_scores_of_configurations_are_in_their_columns(tmp_path):
         write_run(tmp_path / "runs" / name, rows, config(simulations=len(name)), extras=False)
     head, line = scores_of(tmp_path).splitlines()
     assert head.split() == ["settings", "runs", "at", "the", "end", "95", "%", "interval", "best"]
-    assert line.split()[-8:] == ["2", "of", "3", "25.0", "20.0", "to", "30.0", "90.0"]
+    assert line.split()[-8:] == ["2", "of", "3", "25.00", "20.00", "to", "30.00", "90.00"]
 
 
 @pytest.mark.slow
@@ -250,6 +250,7 @@ def test_runs_of_a_sweep_are_as_planned_and_have_a_common_report(inline, capsys)
         (["--grid", "learning_rate=x"], "learning_rate"),
         (["--seeds", "a"], "is not a seed"),
         (["--random", "3"], "must be given together"),
+        (["--sweep_seed", "3"], "seed of --random N and --optuna N"),
         (["--workers", "0"], "--workers 0 must be a whole number of at least 1"),
         (["--engine.name", "cloud"], "cloud"),
         (["--devices", "tpu9"], "tpu9"),
@@ -264,8 +265,9 @@ def test_invalid_arguments_are_refused_before_anything_is_written(more, text, tm
 
 def test_existing_files_are_not_overwritten(tmp_path, capsys):
     (tmp_path / "x").write_text("mine")
-    assert main(sweep_args(tmp_path)) == 2
-    assert "already exists" in capsys.readouterr().err
+    assert main(sweep_args(tmp_path, "--grid", "rate=1,2", "--seeds", "0")) == 2
+    errors = capsys.readouterr().err
+    assert "already exists" in errors and f"--grid rate=1,2 --seeds 0 --out {tmp_path}-2" in errors
     (tmp_path / "sweep.json").write_text("{}")
     assert main(sweep_args(tmp_path)) == 2
     assert f"raffia resume {tmp_path}" in capsys.readouterr().err

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from raffia.cli.doctor import usable_cores
 from raffia.cli.parser import UsageError
 from raffia.cli.runs import print_next, refuse_taken, require_device
-from raffia.cli.style import call, columns, filled, help_width, number, printable, section
+from raffia.cli.style import call, columns, filled, help_width, printable, section
 from raffia.cli.train import Asked, split_own
+from raffia.hints import plural
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
@@ -88,20 +89,23 @@ def sweep(words: Sequence[str]) -> int:
     if words and words[0].partition("=")[0] == "--resume":
         flags, others = split_own(words, ["--resume"], "raffia sweep")
         return resume_sweep(Path(flags["--resume"]), others)
-    lists, words = _lists(words)
-    asked = Asked.of(words, "sweep", FLAGS, _help_text)
+    lists, others = _lists(words)
+    asked = Asked.of(others, "sweep", FLAGS, _help_text)
     flags = asked.flags
     from raffia.sweep import plan_runs, read_choices, read_ranges, read_seeds
 
     seeds = read_seeds(flags.get("--seeds", str(asked.config.seed)))
     ranges, seed = read_ranges(lists["--ranges"]), _whole(flags, "--sweep_seed", 0)
     runs, search = [], None
+    if "--sweep_seed" in flags and not ranges:
+        raise ConfigError("--sweep_seed is the seed of --random N and --optuna N; pass one of them")
     if "--optuna" in flags:
         search = _search(flags, lists["--grid"], ranges, seeds, seed)
     else:
         choices = read_choices(lists["--grid"])
         runs = plan_runs(seeds, choices, ranges, _whole(flags, "--random", 0), seed)
     folder = Path(flags.get("--out", HOME / asked.commands.run_name(flags, asked.preset)))
+    words = split_own(words, ["--out"], "raffia sweep")[1]
     refuse_taken(folder, "sweep", *words, flag="--out", what="sweep")
     from raffia.sweep import Manifest
 
@@ -194,7 +198,7 @@ def _run(folder: Path, algorithm: Any, manifest: Manifest, is_new: bool) -> int:
         write_manifest(folder, manifest)
     num, where = manifest.workers, manifest.engine.name
     print(
-        f"{manifest.num_runs} runs of {algorithm.title} in {folder}, {num} at a time "
+        f"{plural(manifest.num_runs, 'run')} of {algorithm.title} in {folder}, {num} at a time "
         f"({where}); Ctrl-C saves and stops",
         flush=True,
     )
@@ -226,17 +230,18 @@ def scores_of(folder: Path) -> str:
     """
     from raffia.report.folder import find_runs, read_key_rows
     from raffia.report.groups import grouped
+    from raffia.report.markup import MINUS, NONE, between, column_format
     from raffia.report.scores import scores
 
     found = scores(grouped([read_key_rows(run) for run in find_runs(folder / "runs", 1)]))
     if not found:
         return "no run has been evaluated yet"
+    write = column_format([one.last for one in found])
     rows = [["settings", "runs", "at the end", "95 % interval", "best"]]
     for one in found:
-        between = "-" if one.low != one.low else f"{number(one.low)} to {number(one.high)}"
-        mean, best = number(one.last), number(one.best)
-        rows.append([one.group.label, one.of_runs, mean, between, best])
-    return columns(rows, right=[1, 2, 4])
+        interval = between(one.low, one.high, write)
+        rows.append([one.group.label, one.of_runs, write(one.last), interval, write(one.best)])
+    return columns(rows, right=[1, 2, 4]).replace(MINUS, "-").replace(NONE, "-")
 
 
 def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifest:

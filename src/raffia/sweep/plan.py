@@ -16,6 +16,7 @@ from raffia.train.config import ConfigError
 
 MOST_RUNS = 100_000
 LONGEST_NAME = 80  # characters of a run's folder
+_MOST_TRIES = 50  # for each draw that is to differ from those before
 _COMMAS = re.compile(r",(?![^\[]*\])")  # but for those of a list, as in [1,0.5]
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
@@ -148,7 +149,7 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """The runs: every draw, with every point of the grid, with every seed.
 
-    seed: of the draws. Draw i follows from it and i alone: more of them begin with the same.
+    seed: of the draws, which differ from one another. More of them begin with the same.
     The same arguments give the same runs in the same order; ConfigError for what makes no plan.
 
     >>> [run.name for run in plan_runs([0, 1], {"optimizer.learning_rate": [0.001, 0.002]})][1:3]
@@ -170,7 +171,7 @@ def plan_runs(
     if not 0 < num <= MOST_RUNS:
         raise ConfigError(f"this makes {num:,} runs, but a sweep can have 1 to {MOST_RUNS:,}")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    draws = [_draw(ranges, seed, index) for index in range(num_draws)] or [{}]
+    draws = _draws(ranges, seed, num_draws) or [{}]
     runs = []
     for index, (draw, point, one) in enumerate(itertools.product(draws, points, seeds)):
         settings = draw | point
@@ -192,6 +193,24 @@ def check_names(names: Collection[str]) -> None:
             raise ConfigError(f"{name} contains {', '.join(inner)}: vary only one of them")
     if "seed" in names:
         raise ConfigError("seeds are varied by --seeds, as in --seeds 0..4")
+
+
+def _draws(
+    ranges: Mapping[str, Range | Sequence[Any]], seed: int, num_draws: int
+) -> list[dict[str, Any]]:
+    """Draws without repetition: a run with settings and seed of another would count as a sample."""
+    found: dict[str, dict[str, Any]] = {}
+    for index in range(_MOST_TRIES * num_draws):
+        draw = _draw(ranges, seed, index)
+        found.setdefault(json.dumps(draw), draw)
+        if len(found) == num_draws:
+            return list(found.values())
+    if num_draws:
+        raise ConfigError(
+            f"--random {num_draws}: only {len(found)} different draws were found in these ranges: "
+            f"lower it to --random {len(found)}, or train all combinations with --grid"
+        )
+    return []
 
 
 def _draw(ranges: Mapping[str, Range | Sequence[Any]], seed: int, index: int) -> dict[str, Any]:
