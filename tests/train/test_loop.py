@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train import log as train_log
 from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.evaluate import Episodes
 from raffia.train.experiment import Experiment, Plan
@@ -151,14 +152,27 @@ def saving(folder, found=()):
 
 
 def test_checkpoints_are_saved_at_an_interval_and_for_the_best_states(tmp_path):
-    found = [of_returns(score) for score in (1.0, 0.0, 2.0)]
+    found = [of_returns(score) for score in (1.0, 0.0, 1.0)]
     _, evaluate, checkpoints, save = saving(tmp_path / "run", found)
     for update in range(1, 10):
         evaluate(state_at(update), TensorDict())
         save(state_at(update), TensorDict())
     saved = [(checkpoint.update, checkpoint.score) for checkpoint in checkpoints.available()]
-    assert saved == [(3, 1.0), (4, None), (8, None), (9, 2.0)]
+    assert saved == [(3, 1.0), (4, None), (8, None), (9, 1.0)]
     assert checkpoints.newest().extras["note"] == 7
+
+
+def test_rates_are_of_the_updates_since_the_first_of_a_session(tmp_path):
+    """Not of that one, whose time is not known: a row that comes with it has none."""
+    experiment, records = Evaluated(tmp_path, counts_steps=False), Records(tmp_path)
+    log = train_log.Log(experiment, records)
+    for update in (10, 15, 20):
+        log(state_at(update), TensorDict(loss=torch.tensor(0.0)))
+        records._begun -= 2.0
+    records.close()
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "updates_per_second" not in first
+    assert second["updates_per_second"] == pytest.approx(10 / 4.0, rel=0.1)
 
 
 def test_a_save_that_failed_is_tried_again(tmp_path, monkeypatch):

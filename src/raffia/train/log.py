@@ -59,8 +59,8 @@ class Log:
         """Record the metrics of an update, and write the rows that are due."""
         self.add(metrics)
         update = step_of(state)
-        if self._before is None:
-            self._mark(update - 1)
+        if self._before is None:  # what comes before the first update of a session is no speed
+            self._mark(update)
         self.episodes(update)
         if update % self._experiment.plan.log_every == 0:
             self.row(update)
@@ -124,8 +124,8 @@ class Log:
         return {"updates": update, **played, **self._experiment.counters()}
 
     def _rates(self, update: int) -> dict[str, float]:
-        if self._before is None:  # nothing was learnt in this session
-            return {}
+        if self._before is None or self._before[1]["updates"] == update:
+            return {}  # nothing was learnt since
         seconds, before = self._before
         took = max(self._records.seconds - seconds, 1e-9)
         rates = {

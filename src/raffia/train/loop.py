@@ -115,7 +115,7 @@ class Evaluate:
         return self.latest if update == self._at else None
 
     def improved(self, update: int) -> bool:
-        """Whether the state after this update is the best that was evaluated."""
+        """Whether no state that was evaluated is better than the one after this update."""
         return self._improved and update == self._at
 
     def is_old(self, update: int) -> bool:
@@ -192,7 +192,8 @@ class Evaluate:
         plan = self._experiment.plan
         self.num_done = max(self.num_done, count // plan.evaluate_every)
         self.latest, self._at, self._at_count = found.score, update, count
-        self._improved = self.best is None or self.latest > self.best
+        # An equal score too: `Checkpoints.best` is the newest of these, whatever else was saved.
+        self._improved = self.best is None or self.latest >= self.best
         env_step = None if self._experiment.num_env_steps is None else count
         more = {} if plan.num_simulations is None else {"num_simulations": plan.num_simulations}
         values = {**found.values, **more}
