@@ -282,6 +282,16 @@ def test_simulations_in_workers_are_counted(tmp_path):
     assert counts[0] == counts[1] > 0
 
 
+def test_a_resume_knows_how_old_the_last_rollout_s_weights_were(tmp_path):
+    stopped(AHEAD, tmp_path / "run", 12, **QUICK)
+    with (
+        experiment(AHEAD, tmp_path / "run", **QUICK) as run,
+        closing(TrainingSession(run)) as session,
+    ):
+        session.start()
+        assert run.collector.staleness >= AHEAD.actors.ahead
+
+
 def test_a_summary_of_a_run_does_not_go_back(tmp_path):
     """The update is that of the train row, not of the evaluation after it."""
     folder = tmp_path / "run"

@@ -185,6 +185,7 @@ class ActorRollouts(OpenTasks):
             state["board"] = versions
         if len(self.now):
             state["now"] = self.now
+        state["staleness"] = torch.tensor(self.staleness)
         return state
 
     def load_state(self, state: TensorDict) -> None:
@@ -199,4 +200,5 @@ class ActorRollouts(OpenTasks):
         self.ledger.load_state(state)
         self._next_taken = self._next_asked = self.num_env_steps // self.schedule.rollout_size
         self.now = state["now"] if "now" in state.keys() else TensorDict(batch_size=[0])
+        self.staleness = int(state["staleness"]) if "staleness" in state.keys() else 0
         self.board.load_state(state["board"] if "board" in state.keys() else TensorDict())
