@@ -187,6 +187,11 @@ def test_unavailable_devices_and_engines_leave_no_folder(kind, tmp_path, monkeyp
     refused(on_ray, tmp_path, r"pip install 'raffia\[scale\]'", ModuleNotFoundError)
 
 
+def test_actors_of_environments_that_need_no_processes_are_refused_at_the_start(tmp_path):
+    config = with_all(SMOKE, env={"id": "minatar/breakout", "num_workers": 2}, actors__ahead=1)
+    refused(config, tmp_path, "steps all its environments together", ValueError)
+
+
 def test_settings_of_open_batches_cannot_change_at_a_resume(tmp_path):
     """The lead of batches and the number of shards."""
     stopped(OPEN, tmp_path / "run", 5)

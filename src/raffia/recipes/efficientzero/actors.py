@@ -261,7 +261,7 @@ class ActorRole(PlannerRole):
         rows = range(index * num_envs, (index + 1) * num_envs)
         self._is_first = index == 0
         workers = -(-run.env.num_workers // num_actors)
-        self.env = make_env(replace(run.env, num_envs=num_envs, num_workers=workers))
+        self.env = make_env(replace(run.env, num_workers=workers), num_envs=num_envs)
         require_batch(self.env)
         super().__init__(run, self.env.spec, run.actors.device)
         self.player = Player(run, self.env, self.planner, rows)

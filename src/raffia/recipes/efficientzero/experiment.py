@@ -26,7 +26,6 @@ from raffia.recipes.efficientzero.actors import (
     fraction_done,
     make_networks,
     make_planner,
-    one_env,
     reason_of,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -93,7 +92,7 @@ class EfficientZeroExperiment(RunExperiment):
         with self._opening() as opened:
             # Where actors play, one is made for what it says of all, and never stepped.
             elsewhere = config.actors.play_elsewhere
-            self.env = make_env(one_env(config.env) if elsewhere else config.env)
+            self.env = make_env(config.env, num_envs=1) if elsewhere else make_env(config.env)
             require_batch(self.env)
             opened.enter_context(closing(self.env))
             self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
