@@ -17,6 +17,7 @@ CASES = {
         torch.optim.AdamW,
         {"betas": (0.8, 0.95), "eps": 1e-5, "weight_decay": 0.3},
     ),
+    "adamw, betas of 0": (adamw(0.0, 0.0), torch.optim.AdamW, {"betas": (0.0, 0.0)}),
     "adam": (adamw(weight_decay=0.0), torch.optim.Adam, {}),
     "sgd": (sgd(0.9), torch.optim.SGD, {"momentum": 0.9}),
     "nesterov": (sgd(0.7, True), torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),

@@ -57,6 +57,7 @@ VALUES = [  # a class, the error, and invalid settings; for plain numbers see be
     ),
     (ModelConfig, "hidden_channels=.* must be at least 1", {"head_hidden_channels": (-1,)}),
     (ModelConfig, r"latent_norm=\(\) must be one of 'LN', 'SimNorm'", {"latent_norm": ()}),
+    (OptimizerConfig, "momentum=1.0 must be below 1", {"momentum": 1.0}),
     (AdamConfig, "beta1=1.0 must be below 1", {"beta1": 1.0}),
     (TrunkConfig, r"n_head can be .*768", {"n_head": 10**30}),
     (SearchConfig, "temperatures=-1.0 must be at least 0", {"temperatures": (1.0, -1.0)}),

@@ -88,8 +88,8 @@ def adamw(
     {'count': tensor(0), 'mean': {'w': tensor([0., 0.])}, 'square': {'w': tensor([0., 0.])}}
     """
     for name, value in (("beta1", beta1), ("beta2", beta2)):
-        if not 0 < value < 1:
-            raise ValueError(f"adamw({name}={value}): {name} must be above 0 and below 1")
+        if not 0 <= value < 1:
+            raise ValueError(f"adamw({name}={value}): {name} must be in 0..1, and below 1")
 
     def kernel(
         p: Leaves, g: Leaves, slots: list[Leaves], count: Tensor, rate: Any, decay: float
@@ -225,7 +225,7 @@ def _optimizer(
 
 def _one_minus_power(beta: float, count: Tensor) -> Tensor:
     """1 - beta^count; the plain difference would lose 4 of 7 digits in the first steps."""
-    return -torch.expm1(count * math.log(beta))
+    return -torch.expm1(count * (math.log(beta) if beta else -math.inf))
 
 
 def _check_rates(leaves: Leaves, *rates: Rate) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from raffia.envs.checked import (
     Checked,
     Fraction,
+    FractionBelowOne,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -167,7 +168,7 @@ class OptimizerConfig(Checked):
 
     name: Literal["sgd", "adamw"] = "sgd"  # the optimizer: SGD with momentum, or AdamW
     learning_rate: NonNegativeFloat = 0.2  # learning rate after the warm-up
-    momentum: Fraction = 0.9  # momentum of SGD
+    momentum: FractionBelowOne = 0.9  # momentum of SGD
     weight_decay: NonNegativeFloat = 1e-4  # weight decay; decoupled from the gradient in AdamW
     max_grad_norm: PositiveFloat = 5.0  # gradients are clipped to this norm
     # Fraction of all updates in which the learning rate rises from 0.
