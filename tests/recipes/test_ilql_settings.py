@@ -145,6 +145,8 @@ WRONG = {  # wrong arguments, and the error message
     "one.jsonl": "1 row cannot be split.*give 2 or more",
     "unpaid.jsonl": "none of the 3 .* a reward other than 0.*--data.columns score=reward",
     "silent.jsonl": "no message is the agent's.*--data.roles bot=agent",
+    "long.jsonl --data.too_long cut --data.max_len 7": "all .* cut after 7 .* --data.max_len 8",
+    "long.jsonl --data.too_long cut --data.max_len 8": "other than 0 in its first 8 tokens",
     "bots.jsonl": "'bot', but known roles are.*--data.roles bot=agent caller=environment",
     "scored.jsonl": r"it has \['chat', 'score'\].*--data.columns chat=messages",
     "bots.jsonl --data.roles bot": "roles: 'bot' is not NAME=MEANING",

@@ -22,9 +22,10 @@ from raffia.files import (
 from raffia.functional.seeds import derive_seed
 from raffia.lm.data.data_point import ConstantTokenReward
 from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
-from raffia.lm.data.dialogue_building import RowTooLongError
+from raffia.lm.data.dialogue_building import RowRules, RowTooLongError, read_points
 from raffia.lm.data.dialogue_rows import TokenRow
 from raffia.lm.data.dialogue_sources import DialogueSource, JoinedDialogues
+from raffia.lm.data.token_store import StoreReport
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.envs.wordle.data import (
     LabelledGame,
@@ -120,6 +121,8 @@ def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
             buckets=data.buckets,
             sort_window=data.sort_window,
         )
+    if not whole.store.summary.num_actions.any():
+        raise _without_actions(source, tokenizer, data, max_len)
     _refuse_unrewarded(whole, config)
     learnt, held_out = split(whole, data.held_out, data.split_seed)
     return Corpus(tokenizer, _best(learnt, config), held_out)
@@ -129,17 +132,33 @@ def _best(data: DialogueDataset, config: ILQLRun) -> DialogueDataset:
     return data if config.keep_best == 1 else data.best(config.keep_best)
 
 
-def _refuse_unrewarded(data: DialogueDataset, config: ILQLRun) -> None:
-    summary = data.store.summary
-    if not summary.num_actions.any():
-        raise RunError(
+def _without_actions(
+    source: DialogueSource, tokenizer: Tokenizer, data: DialogueDataConfig, max_len: int
+) -> RunError:
+    """The error for rows in which the agent does nothing: none has an answer, or all were cut."""
+    uncut = read_points(source, tokenizer, RowRules(malformed=data.malformed), StoreReport())
+    # An action counts with the state that follows it.
+    states = [[*row.state_idxs, row.of_tokens.last_state] for row in uncut if row.action_idxs]
+    if not states:
+        return RunError(
             "no message is the agent's, so there is nothing to learn: the agent's roles are "
             "assistant, agent and gpt. For other roles: --data.roles bot=agent"
         )
+    needed = min([second for _, second, *_ in states]) + 1
+    return RunError(
+        f"all dialogues are cut after {max_len} tokens, before the agent answers, so there is "
+        f"nothing to learn: the first token of an answer needs --data.max_len {needed}, and a "
+        "model whose context (--model.trunk.block_size) is no shorter"
+    )
+
+
+def _refuse_unrewarded(data: DialogueDataset, config: ILQLRun) -> None:
     needs = config.loss.needs_values or config.keep_best < 1
     if needs and not any(point.rewards and any(point.rewards) for point in _rewarded(data)):
+        is_cut = data.store.summary.episode_return.any()  # of whole dialogues
+        within = f" in its first {data.max_len} tokens" if is_cut else ""
         raise RunError(
-            f"none of the {len(data)} dialogues has a reward other than 0, so nothing "
+            f"none of the {len(data)} dialogues has a reward other than 0{within}, so nothing "
             'distinguishes good answers from bad ones: give rewards, "reward" beside a message or '
             "in the row (--data.columns score=reward if it has another name). To imitate all of "
             "them: --keep_best 1 --loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 "
