@@ -161,25 +161,12 @@ def _lock(node, values, wrong):
 
 
 def _block(node, wrong):
-    """The leaves of a consolidated container are at their recorded offsets."""
-    buffer, spans = node._buffer, node._spans
-    if buffer is None:
-        if spans is not None:
-            wrong("it has spans of no buffer")
-        return
-    if not node._locked:  # read from a file
-        if spans is not None:
-            wrong("it has spans and is not locked")
+    """The leaves of a consolidated container lie in its buffer."""
+    buffer = node._buffer
+    if buffer is None or not node._locked:  # read from a file
         return
     start, stop, leaves = buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes, node._leaves([])
     offsets = [leaf.data_ptr() - start for leaf in leaves]
     for leaf, at in zip(leaves, offsets, strict=True):
         if leaf.numel() and not 0 <= at <= at + leaf.nbytes <= stop - start:
             wrong("a leaf does not lie in its buffer")
-    if spans is not None:
-        if len(spans) != len(leaves):
-            wrong(f"it has {len(leaves)} leaves and {len(spans)} spans")
-        elif [a for a, leaf in zip(offsets, leaves, strict=True) if leaf.numel()] != [
-            b for b, leaf in zip(spans, leaves, strict=True) if leaf.numel()
-        ]:
-            wrong(f"its leaves begin at {offsets}, its spans at {spans}")

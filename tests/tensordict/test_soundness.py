@@ -348,7 +348,6 @@ BROKEN = {
     ),
 }
 BROKEN_BLOCK = {
-    "its spans at": lambda td: setattr(td, "_spans", [16, 0]),
     "does not lie in its buffer": lambda td: td._d.update(a=tensor(2)),
 }
 BROKEN_STACK = {

@@ -27,7 +27,7 @@ GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack
 CASTS = ["to", "type", *convert.CASTS]
 # what the wrapped container knows
 STATE = """_batch_size _device _names _locked _cache _parents _origin _skeleton
-    _buffer _spans _mapped_to""".split()
+    _buffer _mapped_to""".split()
 # members of the contract of `Node`, and of a lazy stack's, that give the container with all fields
 WHOLE = "_map _batched _index _rebuild _shallow".split()
 PARTIAL = "_new _of_members _apply_members".split()

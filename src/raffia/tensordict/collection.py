@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from raffia.tensordict.signatures import Assigned
 
 # attributes that tie a container to others, which a copy is not tied to
-_NOT_COPIED = {"_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"}
+_NOT_COPIED = {"_cache", "_parents", "_kids", "_origin", "_buffer", "_exits"}
 _NOT_COPIED |= {"_home", "_held", "_mark"}
 
 
@@ -67,7 +67,6 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
     _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
     _mapped_to: Any = None  # the folder of its files, "" if they are temporary, while locked
-    _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
     _plain: Any = None  # the class TensorDict
     _exits: list[Any] | None = None  # of `with` blocks that are entered, what they undo
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
@@ -480,9 +479,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return self.copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._spans is not None and consolidated.in_spans(self):
-            return consolidated.reduce_consolidated(self)
-        return pickled.reduced(self) or super().__reduce_ex__(protocol)
+        block = consolidated.reduce_consolidated(self)
+        return block or pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}

@@ -264,9 +264,6 @@ def consolidate(
         if inplace:
             out = _replaced(td, out)
         out._buffer = block
-        # A nested entry has several parts in the buffer; its container is pickled entry by entry.
-        plain = len(parts.tensors) == len(parts.leaves)
-        out._spans = parts.starts if plain else None
         return out.lock_()
 
     return TensorDictFuture(filled, finish) if early else finish(filled())
@@ -296,31 +293,38 @@ def is_consolidated(td: Any) -> bool:
     return all([part.untyped_storage().data_ptr() == pointer for part in parts])
 
 
-def in_spans(td: Any) -> bool:
-    """Whether each leaf of a consolidated container is still where its span says."""
-    leaves = td._leaves([])
-    if len(leaves) != len(td._spans):
-        return False
-    start = td._buffer.data_ptr()
-    return all(
-        [
-            leaf.is_contiguous() and (not leaf.numel() or leaf.data_ptr() == start + at)
-            for leaf, at in zip(leaves, td._spans, strict=True)
-        ]
-    )
+def spans(td: Any) -> list[int] | None:
+    """Where each leaf begins in the buffer; None if there is no buffer that holds all of them.
+
+    A nested tensor has several parts in the buffer, so its container has no spans.
+    """
+    if td._buffer is None:
+        return None
+    start, size, found = td._buffer.data_ptr(), len(td._buffer), []
+    for leaf in td._leaves([]):
+        if leaf.is_nested or not leaf.is_contiguous():
+            return None
+        at = leaf.data_ptr() - start if leaf.numel() else 0
+        if not 0 <= at <= at + leaf.nbytes <= size:
+            return None
+        found.append(at)
+    return found
 
 
-def reduce_consolidated(td: Any) -> tuple[Any, ...]:
-    """The pickled form of a consolidated container: its buffer, and the empty tree."""
+def reduce_consolidated(td: Any) -> tuple[Any, ...] | None:
+    """The pickled form of a consolidated container, which is its buffer and the empty tree."""
+    found = spans(td) if td._locked else None
+    if found is None:
+        return None
     tree = td._rebuild(iter([torch.empty_like(leaf, device="meta") for leaf in td._leaves([])]))
-    return from_buffer, (tree, td._buffer, td._spans)
+    return from_buffer, (tree, td._buffer, found)
 
 
 def from_buffer(tree: Container, buffer: Tensor, spans: list[int]) -> Container:
     """A consolidated container from its buffer, and a tree that holds the shapes and dtypes."""
     starts = zip(tree._leaves([]), spans, strict=True)
     out = tree._rebuild(iter([view_of(buffer, at, x.dtype, x.shape) for x, at in starts]))
-    out._buffer, out._spans = buffer, spans
+    out._buffer = buffer
     return out.lock_()
 
 

@@ -116,10 +116,10 @@ def to(
         out = source._cast(dtype)
     elif all([leaf.device == device for leaf in source._leaves([])]):
         out = source._shallow()
-        out._buffer, out._spans = source._buffer, source._spans
-    elif source._spans is not None and consolidated.in_spans(source):
+        out._buffer = source._buffer
+    elif source._locked and (spans := consolidated.spans(source)) is not None:
         block = source._buffer.to(device, non_blocking=non_blocking)
-        out = consolidated.from_buffer(source, block, source._spans)
+        out = consolidated.from_buffer(source, block, spans)
     else:
         out = source._map(moved)
     if device is not None:

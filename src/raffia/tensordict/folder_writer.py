@@ -322,7 +322,7 @@ def forget(td: Any) -> None:
         if node._cache:
             node._cache.clear()
         if node._buffer is not None:  # of a consolidated container
-            node._buffer = node._spans = None
+            node._buffer = None
 
 
 def in_place(leaf: Tensor, file: str | None) -> bool:

@@ -138,7 +138,7 @@ def _unlock(node: Any) -> None:
     if node._home is not None and not node._home.is_shared:
         node._home = None
     if node._buffer is not None:  # entries may now leave it
-        node._buffer = node._spans = None
+        node._buffer = None
     kids, node._kids = node._kids, None
     for child in node._children() if kids is None else kids:
         _unlock(child)

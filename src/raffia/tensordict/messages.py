@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from raffia.tensordict import kinds
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from raffia.tensordict.consolidated import spans
 from raffia.tensordict.json_values import Json, encode
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.node import Node
@@ -313,18 +314,6 @@ def _is_whole(listed: Listed) -> bool:
     return bool(listed) and listed[-1][0] == []
 
 
-def _is_in_block(td: Any) -> bool:
-    """Whether the leaves of a container are in its block, so that it can be sent unchanged."""
-    if not td.is_consolidated():
-        return False
-    start, leaves = td._buffer.data_ptr(), td._leaves([])
-    if any([leaf.is_nested for leaf in leaves]):
-        return False
-    spans = [(leaf.data_ptr() - start, leaf.nbytes) for leaf in leaves if leaf.numel()]
-    inside = all([0 <= at and at + size <= len(td._buffer) for at, size in spans])
-    return inside and all([leaf.is_contiguous() for leaf in leaves])
-
-
 def in_parts(td: Any, doing: str) -> tuple[Layout, list[Tensor]]:
     """The leaves of a container, and those that are separate messages."""
     found = layout(td, doing)
@@ -426,7 +415,7 @@ def posted(
     """Start sending a container; return the works in progress and the tag of the last entry."""
     way = line(doing, "dst", dst, group, group_dst, init_tag, pseudo_rand)
     if consolidated:
-        found, large = as_block(td if _is_in_block(td) else td.consolidate(), doing)
+        found, large = as_block(td.consolidate() if spans(td) is None else td, doing)
     else:
         found, large = in_parts(td, doing)
     works = [way.send(part) for part in messages(found, large, way.device)]
@@ -496,7 +485,7 @@ def taking(
 ) -> tuple[Line, Callable[[], None], int | None]:
     """The line, a function that receives a container into these leaves, and the last tag."""
     way = line(doing, "src", src, group, group_src, init_tag, pseudo_rand)
-    if consolidated and not _is_in_block(td):
+    if consolidated and spans(td) is None:
         raise RuntimeError(
             f"{doing}: consolidated=True writes one block, and the entries of this container do "
             "not lie in one: td = td.consolidate() before, or consolidated=False on both sides"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from raffia.tensordict import (
     build,
-    consolidated,
     copies,
     dim_names,
     entries,
@@ -177,8 +176,8 @@ class TensorDict(TensorDictBase):
                 d[key] = self._accept(key, value, True)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        block = self._spans is not None and consolidated.in_spans(self)
-        if block or self.__class__ is not TensorDict or self._mapped_to is not None:
+        tied = self._buffer is not None or self._mapped_to is not None
+        if tied or self.__class__ is not TensorDict:
             return super().__reduce_ex__(protocol)
         size, device, names = tuple(self._batch_size), self._device, self._names
         return _restored, (self._d, size, device, names, self._locked)
