@@ -476,6 +476,15 @@ def test_keys_of_ragged_members():
         lazy_stack([TensorDict()])[:0].entry_class("a")
 
 
+def test_a_value_that_one_member_refuses_is_stored_in_none():
+    td = lazy_stack([TensorDict(a=torch.zeros(n), batch_size=[n]) for n in (3, 2)])
+    for value in (torch.zeros(2, 3), [torch.zeros(3), torch.zeros(3)]):
+        for key in ("z", ("n", "z")):
+            with pytest.raises(RuntimeError, match="mismatch"):
+                td[key] = value
+            assert [list(member.keys()) for member in td.tensordicts] == [["a"], ["a"]]
+
+
 def test_writes_into_ragged_members():
     td = ragged()
     td["h"] = torch.ones(4, 3, 5)  # replaces entries that could not be stacked
@@ -556,6 +565,13 @@ def test_new_levels_below_levels_that_some_members_lack():
     td = lazy_stack([one, two])
     td["a", "m", "x"] = torch.arange(2)
     assert one["a", "m", "x"] == 0 and two["a", "m", "x"] == 1 and two["a", "n", "c"] == 2
+    td["a", "n", "x"] = torch.arange(2)  # "n" is a level of the second member only
+    assert one["a", "n", "x"] == 0 and two["a", "n", "x"] == 1 and two["a", "n", "c"] == 2
+    dense = TensorDict(stack=td)
+    dense["stack", "a", "k"] = TensorDict(y=torch.arange(2), batch_size=[2])
+    del one["a", "k"]
+    dense["stack", "a", "k", "z"] = ["u", "v"]
+    assert one["a", "k", "z"] == "u" and two["a", "k", "z"] == "v" and two["a", "k", "y"] == 1
     two["a", "m"].lock_()
     with pytest.raises(RuntimeError, match="locked"):
         td["a", "m", "y"] = torch.arange(2)

@@ -30,10 +30,17 @@ def save_tree(td: Any, out: Saved) -> None:
 
 
 def save_path(td: Any, path: tuple[str, ...], out: Saved) -> object:
-    """`save` for each container on the way to the entry `path`; returns the entry there."""
+    """`save` for each container on the way to the entry `path`.
+
+    It returns the entry there, but None for a lazy stack, in which each member is saved.
+    """
     node = td
-    for name in path:
+    for i, name in enumerate(path):
         if not isinstance(node, Node):
+            return None
+        if node._lazy:
+            for member in node._children():
+                save_path(member, path[i:], out)
             return None
         save(node, out)
         node = node._peek_str(name)
@@ -42,6 +49,10 @@ def save_path(td: Any, path: tuple[str, ...], out: Saved) -> object:
 
 def save_targets(td: Any, source: Any, out: Saved) -> None:
     """`save` for each container in which storing the entries of `source` changes something."""
+    if td._lazy:
+        for member in td._children():
+            save_targets(member, source, out)
+        return
     save(td, out)
     for key, value in source._peek().items() if isinstance(source, Node) else source.items():
         below = value.__class__ is not Tensor and isinstance(value, (Node, Mapping))

@@ -163,26 +163,53 @@ class LazyWrites(TensorDictBase):
         if self.hook_in is not None:
             value = self.hook_in(value)
         parts = self._parts(name, value)
-        if isinstance(value, Tensor) and self._device is None:  # of the right shape, so not refused
-            self._set_parts(name, parts)
+        members = zip(self.tensordicts, parts, strict=True)
+        if self._device is None and self._is_whole(value):  # so that no member refuses its part
+            for td, part in members:
+                td._set_str(name, part)
             return
-        stores = self._stores()
-        saved = [dict(store) for store in stores]
-        try:
-            if isinstance(value, Node) and value is not self and self._holds_alone():
-                for td, part in zip(self.tensordicts, parts, strict=True):
+        alone = isinstance(value, Node) and value is not self and self._holds_alone()
+        with atomic.all_or_nothing(self, {}):
+            for td, part in members:
+                if alone:
                     td._d[name] = td._accept(name, part, True)  # which need not be searched
-            else:
-                self._set_parts(name, parts)
-        except BaseException:
-            for store, content in zip(stores, saved, strict=True):
-                store.clear()
-                store.update(content)
-            raise
+                else:
+                    td._set_str(name, part)
 
-    def _set_parts(self, name: str, parts: Any) -> None:
-        for td, part in zip(self.tensordicts, parts, strict=True):
-            td._set_str(name, part)
+    def _is_whole(self, value: Any) -> bool:
+        """Whether a value is a tensor that has the batch size of the stack."""
+        size = self._batch_size
+        return (
+            value.__class__ is Tensor and not value.is_nested and value.shape[: len(size)] == size
+        )
+
+    def _set_path(self, path: tuple[str, ...], value: Any) -> None:
+        """Store each member's part of a value under a nested key of it, or none of them."""
+        parts = self._parts(path[-1], value)
+        levels = self._levels(path) if self._is_whole(value) else None
+        if levels is None:
+            with atomic.all_or_nothing(self, paths=[path]):
+                for td, part in zip(self.tensordicts, parts, strict=True):
+                    td.set(path, part)
+            return
+        for (node, rest), part in zip(levels, parts, strict=True):
+            for name in reversed(rest[1:]):  # levels that are missing
+                part = node._new({name: part}, node._batch_size, node._names and [*node._names])
+            node._d[rest[0]] = part
+
+    def _levels(self, path: tuple[str, ...]) -> list[tuple[TensorDict, tuple[str, ...]]] | None:
+        """Of each member the last level of a path, and the rest of it; None if one may refuse."""
+        levels = []
+        for td in self.tensordicts:
+            node, rest = td, path
+            while len(rest) > 1 and node.__class__ is TensorDict and rest[0] in node._d:
+                node, rest = node._d[rest[0]], rest[1:]
+            if node.__class__ is not TensorDict or td._locked or node._locked:
+                return None
+            if node._device is not None or node._batch_size != td._batch_size:
+                return None
+            levels.append((node, rest))
+        return levels
 
     def _del_str(self, name: str) -> None:
         self._check_open(name)
@@ -209,41 +236,10 @@ class LazyWrites(TensorDictBase):
         >>> td.set(("a", "c"), torch.tensor([3, 4]))[1]["a", "c"]
         tensor(4)
         """
-        if not inplace:
-            if key.__class__ is str:
-                self._set_str(key, item)
-                return self
-            if self._set_below(key, item):
-                return self
+        if not inplace and key.__class__ is str:
+            self._set_str(key, item)
+            return self
         return entries.set(self, key, item, inplace, non_blocking=non_blocking)
-
-    def _set_below(self, key: Any, item: Any) -> bool:
-        """Store a tensor under a nested key; False if that is no such thing, or needs checks."""
-        if key.__class__ is not tuple or item.__class__ is not Tensor or self.hook_in is not None:
-            return False
-        if not key or not all([name.__class__ is str for name in key]):
-            return False
-        size = self._batch_size
-        if item.is_nested or item.shape[: len(size)] != size:
-            return False
-        targets = []
-        for td in self.tensordicts:
-            node, rest = td, key
-            while len(rest) > 1 and node.__class__ is TensorDict and rest[0] in node._d:
-                node, rest = node._d[rest[0]], rest[1:]
-            if node.__class__ is not TensorDict or td._locked or node._locked:
-                return False
-            if node._device is not None or node._batch_size != td._batch_size:
-                return False
-            targets.append((node, rest))
-            if len(rest) != len(targets[0][1]):  # a level that not all members have
-                return False
-        for (node, rest), part in zip(targets, item.unbind(self.stack_dim), strict=True):
-            value: Any = part
-            for name in reversed(rest[1:]):  # levels that are missing
-                value = node._new({name: value}, node._batch_size, node._names and [*node._names])
-            node._d[rest[0]] = value
-        return True
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Write `item` into the tensors of the members that stand under `key`; allowed when locked.
