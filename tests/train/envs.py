@@ -56,3 +56,15 @@ class RecordingActor:
     def __call__(self, states):
         self.observations.append(states["observation"].clone())
         return by_observation(states)
+
+
+CARRY = TensorDict(seen=torch.tensor(1), past=TensorDict(total=torch.zeros(2)))
+
+
+def recurrent(states):
+    """An actor that remembers: the number and the sum of the observations of an episode."""
+    total = states["past", "total"] + states["observation"]
+    states["past", "total"] = torch.full_like(total, -1.0)  # its own copy, as keyed modules write
+    action = (total[:, 0].long() + states["seen"]) % 3
+    after = dict(seen=states["seen"] + 1, past=dict(total=total))
+    return states.update(dict(action=action, next=after))

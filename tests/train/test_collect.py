@@ -12,8 +12,9 @@ from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import limited
 from raffia.envs.workers import WorkerBatch
 from raffia.functional.seeds import derive_seed
+from raffia.nn.module import TensorDictModule
 from raffia.train.collect import Collector
-from tests.train.envs import Count, RecordingActor, by_observation, counts
+from tests.train.envs import CARRY, Count, RecordingActor, by_observation, counts, recurrent
 
 
 def test_steps_are_consecutive_and_episodes_end_at_their_length():
@@ -33,6 +34,37 @@ def test_steps_are_consecutive_and_episodes_end_at_their_length():
     assert collector.take_ended() == []
     collector.collect(by_observation, 9)
     assert (steps == before).all()  # returned steps do not change later
+
+
+@pytest.mark.parametrize("frame_stack", [1, 2])
+def test_a_keyed_module_which_writes_into_its_states_can_act(frame_stack):
+    actor = TensorDictModule(
+        lambda observation: observation.flatten(1).sum(1).long() % 3, ["observation"], ["action"]
+    )
+    steps, same = (
+        Collector(counts(2, [3, 5]), seed=1, frame_stack=frame_stack).collect(act, 7)
+        for act in (actor, by_observation)
+    )
+    assert sorted(steps.keys()) == sorted(same.keys()) and (steps == same).all()
+    assert list(steps["next"].keys()) == ["observation"]
+
+
+def test_what_an_actor_carries_begins_anew_with_each_episode():
+    steps = Collector(counts(2, [3, 5]), seed=1, carry=CARRY).collect(recurrent, 7)
+    assert steps["seen"].t().tolist() == [[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 5, 1, 2]]
+    assert steps["next", "seen"].equal(steps["seen"] + 1)
+    total = steps["past", "total"]
+    assert steps["next", "past", "total"].equal(total + steps["observation"])
+    assert total[1:][steps["seen"][1:] == 1].eq(0).all()
+    segments = SegmentReplayBuffer(TensorStorage(30), unroll_steps=2)
+    index = segments.extend(steps)
+    assert segments.read(index[1])["past", "total"][:, 0].equal(total[1])
+
+
+def test_an_actor_that_does_not_give_what_it_carries_is_told():
+    collector = Collector(counts(2), seed=1, carry=CARRY)
+    with pytest.raises(ValueError, match=r"'seen' .* \[2\] .* it gave nothing there: return Tens"):
+        collector.collect(by_observation, 1)
 
 
 class Motor(Count):
@@ -112,6 +144,16 @@ def test_a_resumed_collector_continues_exactly(frame_stack, num_before):
     assert resumed.num_env_steps == uninterrupted.num_env_steps
     assert (uninterrupted.collect(by_observation, 10) == resumed.collect(by_observation, 10)).all()
     assert uninterrupted.take_ended() == resumed.take_ended()
+
+
+@pytest.mark.parametrize("num_before", [0, 4])
+def test_a_resumed_collector_carries_on(num_before):
+    collector = Collector(counts(2, [3, 5]), seed=1, carry=CARRY)
+    if num_before:
+        collector.collect(recurrent, num_before)
+    resumed = Collector(counts(2, [3, 5]), seed=1, carry=CARRY)
+    resumed.load_state(collector.state().clone())
+    assert (collector.collect(recurrent, 5) == resumed.collect(recurrent, 5)).all()
 
 
 class Forwards(Count):
@@ -219,6 +261,9 @@ def test_a_game_continues_after_a_lost_life(num_before, flag):
     assert (actor.observations[3][0, :, 0] - first[0]).tolist() == [3, 3, 3]  # no frame from before
     assert (actor.observations[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
     assert [episode.length for episode in collector.take_ended()] == [8, 8]
+
+    carried = Collector(envs(), seed=1, carry=CARRY).collect(recurrent, 9)
+    assert carried["seen"][:8, 0].tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
 
     uninterrupted = Collector(envs(), seed=1, frame_stack=3)
     uninterrupted.collect(by_observation, num_before)

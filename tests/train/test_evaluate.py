@@ -10,7 +10,7 @@ from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import EpisodeBatch, play_episodes
-from tests.train.envs import RecordingActor, by_observation, counts
+from tests.train.envs import CARRY, RecordingActor, by_observation, counts, recurrent
 
 
 def test_a_weak_player_loses_a_strong_one_wins_and_the_first_player_alternates():
@@ -41,6 +41,30 @@ def test_returns_do_not_depend_on_the_number_of_envs(num_envs):
     expected = [float(sum((first + t) % 3 for t in range(4))) for first in firsts]
     assert found.returns == expected and found.lengths == [4] * 7
     assert found.mean_return == pytest.approx(sum(expected) / 7)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+def test_what_an_agent_carries_begins_anew_with_each_episode(num_envs):
+    env = counts(num_envs, [4, 2, 4, 2, 4][:num_envs])
+    found = play_episodes(env, recurrent, num_episodes=7, seed=4, carry=CARRY)
+    expected = []
+    for i, length in enumerate(found.lengths):
+        seen = [derive_seed(4, "evaluate", i) % 7 + t for t in range(length)]
+        expected.append(float(sum((sum(seen[: t + 1]) + t + 1) % 3 for t in range(length))))
+    assert found.returns == expected
+
+
+def test_an_action_may_have_dimensions_that_the_spec_does_not_name():
+    class Pairs(type(counts(1))):
+        def step(self, action, rows=None):
+            return super().step(action.sum(-1), rows)
+
+    def both(states):
+        one = by_observation(states)["action"] // 2
+        return TensorDict(action=torch.stack([one, one], -1), batch_size=states.batch_size)
+
+    env = Pairs(counts(2).envs)
+    assert play_episodes(env, both, num_episodes=3, seed=0).lengths == [4, 4, 4]
 
 
 def test_lengths_limits_and_stops():

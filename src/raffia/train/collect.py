@@ -29,6 +29,9 @@ class Collector:
     frame_stack: S, how many observations an actor sees together; before an episode's first one
         stands the first one again.
     check: called with the environments' outputs after each step; it may raise.
+    carry: what an actor carries from step to step, such as the state of an LSTM: a container [],
+        which each episode begins with. The actor finds these entries among its states [E], and
+        gives the next ones under "next". They are stored with the steps.
 
     Where an environment plays on behind an end ("continues", as behind a lost life), the next
     episode begins without a reset; returns and lengths in metrics are those of the whole game.
@@ -61,11 +64,14 @@ class Collector:
         first_row: int = 0,
         frame_stack: int = 1,
         check: Callable[[TensorDict], None] = lambda step: None,
+        carry: TensorDict | None = None,
     ) -> None:
         self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
+        self.carry = carry  # []
         self.ledger = Ledger(env.num_envs, env.spec, seed=seed, first_row=first_row)
         self._state: TensorDict | None = None  # [E], the newest frames
         self._frames: Tensor | None = None  # [E, S, *O]
+        self._carried: TensorDict | None = None  # [E]
         self._rows = everywhere(env)
 
     @property
@@ -78,13 +84,14 @@ class Collector:
 
         If it raises, `state` is that of before: a resume plays the steps again.
         """
-        undo = self.ledger.undo()
+        undo, carried = self.ledger.undo(), self._carried
         try:
             if self._state is None:
                 self._begin(self._rows)
             return stack([self._step(act) for _ in range(num_steps)], 0)
         except Exception:
             undo()
+            self._carried = carried
             raise
 
     def take_ended(self) -> list[EndedEpisode]:
@@ -97,9 +104,12 @@ class Collector:
         if self._state is None:
             self._begin(self._rows)
         assert self._state is not None
-        if self._frames is None:
-            return self._state
-        return self._state.clone(recurse=False).update({"observation": self._frames})
+        shown = self._state.clone(recurse=False)  # an actor may write into it, as keyed modules do
+        if self._frames is not None:
+            shown["observation"] = self._frames
+        if self._carried is not None:
+            shown.update(self._carried.clone(recurse=False))
+        return shown
 
     def _step(self, act: Act) -> TensorDict:
         before = self._state
@@ -110,30 +120,37 @@ class Collector:
         self._check(after)
         states = after.select(*self.env.spec.state_keys)
         flags = {name: after[name] for name in ("reward", "terminated", "truncated")}
+        stored, after_it = dict(before.items()), dict(states.items())
+        if self._carried is not None:
+            stored |= self._carried.items()
+            self._carried = next_carry(self._carried, chosen)
+            after_it |= self._carried.items()
         step = TensorDict(
-            {**dict(before.items()), **dict(chosen.items()), **flags, "next": states},
+            {**stored, **dict(chosen.items()), **stored, **flags, "next": after_it},
             before.batch_size,
         )
         if "continues" in after.keys():
             step["continues"] = after["continues"]
         ended = self.ledger.count(self._rows, chosen["action"], after)
         self._show(states)
-        self._restart_frames(self._rows, after)
+        self._restart(self._rows, after)
         if len(ended):
             self._begin(ended)
         return step
 
-    def _restart_frames(self, rows: Tensor, after: TensorDict) -> None:
-        """Replace earlier frames where an episode has ended and the environment continues with the
-        next.
+    def _restart(self, rows: Tensor, after: TensorDict) -> None:
+        """Replace earlier frames, and what is carried, where an episode has ended and the
+        environment continues with the next.
         """
-        if self._frames is None or "continues" not in after.keys():
+        if "continues" not in after.keys():
             return
         going_on = (after["terminated"] | after["truncated"]) & after["continues"]
         chosen = going_on.nonzero().squeeze(-1)
-        if len(chosen):
+        if len(chosen) and self._frames is not None:
             newest = after["observation"][chosen]
             self._frames[rows[chosen]] = first_frames(newest, self.frame_stack)
+        if len(chosen):
+            self._begin_carry(rows[chosen])
 
     def _show(self, states: TensorDict) -> None:
         self._state = states
@@ -156,6 +173,17 @@ class Collector:
             else:
                 self._frames = self._frames.clone()
                 self._frames[rows] = frames
+        self._begin_carry(rows)
+
+    def _begin_carry(self, rows: Tensor) -> None:
+        """What is carried in these rows is what an episode begins with."""
+        if self.carry is None:
+            return
+        if self._carried is None:
+            self._carried = first_carry(self.carry, len(self._rows))
+        else:
+            self._carried = self._carried.clone()  # the steps that were given out hold the old one
+            self._carried[rows] = first_carry(self.carry, len(rows))
 
     @contextlib.contextmanager
     def _described(self, at_reset: bool = False) -> Iterator[None]:
@@ -171,13 +199,14 @@ class Collector:
     # -- resume
 
     def state(self) -> TensorDict:
-        """The state as tensors: seeds by their counts, and the actions since."""
-        return self.ledger.state()
+        """The state as tensors: seeds by their counts, the actions since, and what is carried."""
+        state = self.ledger.state()
+        return state if self._carried is None else state.set("carry", self._carried)
 
     def load_state(self, state: TensorDict) -> None:
         """Load a state of `state`: each row's episode is started over and played again."""
         self.ledger.load_state(state)
-        self._state, self._frames = None, None
+        self._state, self._frames, self._carried = None, None, None
         if not self.ledger.has_begun:
             return
         by_row = self.ledger.rewind()
@@ -192,6 +221,8 @@ class Collector:
             self._replay(rows, torch.stack([by_row[row][t] for row in rows.tolist()]))
         if knows_returns:
             self.ledger.load_state(state)
+        if self.carry is not None and "carry" in state.keys():
+            self._carried = state["carry"].clone()
 
     def _fast_forward(
         self, env: FastForwardBatch, seeds: Tensor, by_row: list[Tensor]
@@ -218,7 +249,7 @@ class Collector:
         if frames is not None and self._frames is not None and len(rows) < len(frames):
             others = torch.ones(len(frames), dtype=torch.bool).index_fill_(0, rows, False)
             self._frames[others] = frames[others]
-        self._restart_frames(rows, after)
+        self._restart(rows, after)
         self.ledger.repeat(rows, action, after)
 
 
@@ -231,6 +262,36 @@ def everywhere(env: BatchEnv) -> Tensor:
     tensor([0, 1])
     """
     return torch.arange(env.num_envs)
+
+
+def first_carry(carry: TensorDict, num: int) -> TensorDict:
+    """What is carried [n] at the beginning of as many episodes: copies of the same.
+
+    >>> first_carry(TensorDict(hidden=torch.zeros(3)), 2)["hidden"].shape
+    torch.Size([2, 3])
+    """
+    return carry.expand(num, *carry.batch_size).clone()
+
+
+def next_carry(carried: TensorDict, chosen: TensorDict) -> TensorDict:
+    """What an actor carries on [n], of what it gave, after what it carried.
+
+    >>> chosen = TensorDict(action=torch.zeros(1), next=dict(h=torch.ones(1)), batch_size=[1])
+    >>> next_carry(TensorDict(h=torch.zeros(1), batch_size=[1]), chosen)["h"]
+    tensor([1.])
+    """
+    given = chosen.get("next", None)
+    shapes = {} if given is None else {key: value.shape for key, value in given.items(True, True)}
+    for key, value in carried.items(True, True):
+        if shapes.get(key) != value.shape:
+            found = "nothing" if key not in shapes else f"the shape {list(shapes[key])}"
+            raise ValueError(
+                f"carry has an entry {key!r} of the shape {list(value.shape)} for these rows, of "
+                f"which the actor must give the next under 'next'; it gave {found} there: return "
+                "TensorDict(action=..., next=TensorDict(...))"
+            )
+    out: TensorDict = given.select(*carried.keys()).detach()
+    return out
 
 
 def first_frames(observation: Tensor, frame_stack: int) -> Tensor:

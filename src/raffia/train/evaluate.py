@@ -16,7 +16,7 @@ from raffia.envs.env import BatchEnv
 from raffia.envs.opponents import Opponent
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import first_frames, next_frames
+from raffia.train.collect import first_carry, first_frames, next_carry, next_frames
 from raffia.train.ledger import over
 
 Act = Callable[[TensorDict], TensorDict]  # states [n] -> "action" [n], and what is worth showing
@@ -83,6 +83,7 @@ def play_episodes(
     watch: Watch | None = None,
     stop: Callable[[], bool] = lambda: False,
     check: Callable[[TensorDict], None] = lambda outputs: None,
+    carry: TensorDict | None = None,
 ) -> Episodes | None:
     """Play episodes, as many at a time as there are environments; None if `stop` asked to stop
     meanwhile.
@@ -90,7 +91,8 @@ def play_episodes(
     Episode i has the seed derive_seed(seed, "evaluate", i), whatever E is. In games of two players
     the agent begins the even episodes and `opponent` the odd ones; returns are the agent's.
     An episode of more than `max_steps` steps is broken off there. `check` is shown what the
-    environments' outputs, after each reset and step; it may raise.
+    environments' outputs, after each reset and step; it may raise. `carry` is what the agent
+    carries from step to step, as in `Collector`.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ValueProbe
@@ -108,6 +110,7 @@ def play_episodes(
         watch=watch,
         stop=stop,
         check=check,
+        carry=carry,
     )
     played = batch.play()
     return None if played is None else played[0]
@@ -141,6 +144,7 @@ class EpisodeBatch:
     watched: int = 0  # the member whose episodes are shown to `watch`
     stop: Callable[[], bool] = lambda: False
     check: Callable[[TensorDict], None] = lambda outputs: None
+    carry: TensorDict | None = None  # []
 
     def __post_init__(self) -> None:
         spec, num_envs = self.env.spec, self.env.num_envs
@@ -160,12 +164,15 @@ class EpisodeBatch:
         self._rows = torch.arange(min(num_envs, self._num_all))  # of environments that are played
         self._states: TensorDict  # [n] of these rows
         self._frames: Tensor | None = None  # [n, S, *O]
+        self._carried: TensorDict | None = None  # [n]
 
     def play(self) -> dict[int, Episodes] | None:
         """Play all episodes: those of each member; None if `stop` asked to stop meanwhile."""
         self._states = self._begin(self._rows)
         if self.frame_stack > 1:
             self._frames = first_frames(self._states["observation"], self.frame_stack)
+        if self.carry is not None:
+            self._carried = first_carry(self.carry, len(self._rows))
         while len(self._rows):
             if self.stop():
                 return None
@@ -176,14 +183,20 @@ class EpisodeBatch:
     def _step(self) -> None:
         """Act in all rows, and start new episodes where one has ended."""
         action_spec, turn, chosen = self.env.spec.action, self._agents_turn(), None
-        action = torch.zeros(len(self._rows), *action_spec.shape, dtype=action_spec.dtype)
-        if bool(turn.any()):
-            chosen = self.act(self._agent_states()[turn])
-            action[turn] = chosen["action"]
-        if self.opponent is not None and not bool(turn.all()):
+        if bool(turn.all()):
+            chosen = self.act(self._agent_states())
+            action = chosen["action"]
+        else:
+            action = torch.zeros(len(self._rows), *action_spec.shape, dtype=action_spec.dtype)
+            if bool(turn.any()):
+                chosen = self.act(self._agent_states()[turn])
+                action[turn] = chosen["action"]
+            assert self.opponent is not None
             action[~turn] = self.opponent.act(self._states[~turn], self._generator)
         if self.watch is not None:
             self._show(self.watch, turn, chosen)
+        if self._carried is not None and chosen is not None:
+            self._carried[turn] = next_carry(self._carried[turn], chosen)
         after = self.env.step(action, self._rows)
         self.check(after)
         self._total[self._rows] += torch.where(turn, after["reward"], -after["reward"])
@@ -223,6 +236,8 @@ class EpisodeBatch:
         out = self._states.clone(recurse=False)
         if self._frames is not None:
             out["observation"] = self._frames
+        if self._carried is not None:
+            out.update(self._carried.clone(recurse=False))
         if self._member is not None:
             out["member"] = self._member[self._slot[self._rows]]
         return out
@@ -246,11 +261,15 @@ class EpisodeBatch:
             self._states[again] = first
             if self._frames is not None:
                 self._frames[again] = first_frames(first["observation"], self.frame_stack)
+            if self._carried is not None and self.carry is not None:
+                self._carried[again] = first_carry(self.carry, len(again))
         goes_on = ~ended
         goes_on[again] = True
         self._rows, self._states = self._rows[goes_on], self._states[goes_on]
         if self._frames is not None:
             self._frames = self._frames[goes_on]
+        if self._carried is not None:
+            self._carried = self._carried[goes_on]
 
     def _episodes(self, slot: int) -> Episodes:
         """The episodes of the member at this index of the list."""
