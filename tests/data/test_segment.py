@@ -218,6 +218,14 @@ def without(key):
     return extend(lambda steps: steps.exclude(key))
 
 
+def with_pixels():
+    def instead(steps):
+        pixels = steps.select("obs").rename_key_("obs", "pixels")
+        return steps.exclude("obs").update(pixels).set("next", pixels)
+
+    return extend(instead)
+
+
 def env(*numbers):
     return extend(lambda steps: torch.stack([steps, steps], 1), list(numbers))
 
@@ -245,6 +253,7 @@ MISTAKES = {
     "a matrix": (update([[0]], reward=X), ValueError, r"shape \[1, 1\], but entries .* \[1\]"),
     "no terminated": (without("terminated"), KeyError, '"terminated" not found'),
     "no obs": (without("obs"), KeyError, "no entry 'obs', which observation_keys names"),
+    "another obs": (with_pixels(), KeyError, r"keys=\['pixels'\]\) names the observation"),
     "no next": (without("next"), KeyError, "no entry .'next', 'obs'. with the observation"),
     "no reward": (without("reward"), ValueError, "entry 'reward' is missing"),
     "extra": (with_entry("extra", torch.zeros(3)), ValueError, "entry 'extra' is not stored here"),
@@ -273,6 +282,12 @@ MISTAKES = {
     "read floats": (read(12.0), TypeError, "numbers must be integers; got torch.float32"),
     "how many": (lambda b: b.sample(), ValueError, "number of segments to draw is"),
 }
+
+
+def test_one_step_of_priority_0_leaves_the_weights_of_the_others():
+    buffer = filled(**BY_PRIORITY)
+    buffer.update_priority(torch.tensor([0]), 0.0)
+    assert buffer.sample(9)["priority_weight"].tolist() == [1.0] * 9
 
 
 @pytest.mark.parametrize("kind", MISTAKES)

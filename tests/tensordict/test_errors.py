@@ -341,6 +341,13 @@ UNFIT = {  # a call, the type of its error, and words of it
         lambda: make().update(make().select("action")[:1], update_batch_size=True),
         (RuntimeError, "the source has no entries"),
     ),
+    "stack of different keys": (
+        lambda: torch.stack([make()] * 9 + [make().exclude("action")]),
+        (
+            RuntimeError,
+            r"not all of them have ['action']; number 0 has 'action', number 9 does not.",
+        ),
+    ),
     "update with more members": (
         lambda: lazy().update(lazy(3)),
         (ValueError, "2 members, and the source 3: update(source, update_batch_size=True)"),

@@ -117,6 +117,7 @@ def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
     """
     path = run / "config.json"
     made_by = _made_by(path)
+    algorithm: Algorithm | None = None
     try:
         if given:
             algorithm = find_algorithm(given)
@@ -130,7 +131,7 @@ def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
                 f"{error}. The run was written by raffia {written_by}, and this is {__version__}: "
                 f"pip install raffia=={written_by} can read it"
             ) from None
-        if given:
+        if given or algorithm is None:  # nothing is wrong with the settings
             raise
         raise UsageError(
             f"{error}. The run cannot be resumed without its settings: repair {path}, or replace "

@@ -68,7 +68,8 @@ class SegmentReplayBuffer(SegmentSteps):
     alpha, beta: as in `PrioritizedSampler`; without them all steps are drawn uniformly. `beta` can
         be set at any time. eps is added to every priority.
     importance: "batch": the largest weight of each batch is 1, as in EfficientZero; "buffer": that
-        of all steps that can be drawn is, as in `PrioritizedSampler`.
+        of all steps that can be drawn is, as in `PrioritizedSampler`, so that one step of priority
+        0, as of a segment that is masked altogether, makes all weights tiny.
     replacement: False draws different starts for one batch; None does so where there are as many.
     reuse_memory: True draws each sample into the memory of the one before, if it had as many
         segments: for a loop that is done with one before it asks for the next. New memory of 100 MB
@@ -146,7 +147,7 @@ class SegmentReplayBuffer(SegmentSteps):
         alpha: float | None = None,
         beta: float | None = None,
         eps: float = 1e-8,
-        importance: str = "buffer",
+        importance: str = "batch",
         replacement: bool | None = True,
         reuse_memory: bool = False,
         batch_size: int | None = None,

@@ -91,10 +91,13 @@ def take_steps(steps: TensorDict, keys: StepKeys, structure: RowStructure | None
     ends = terminated | truncated
     for key in keys.observation:
         if steps.get(key, None) is None:
+            after = steps.get(NEXT, None)
+            found = after.keys() if hasattr(after, "keys") else ()
+            states = [name for name in steps.keys() if name in found]
             raise MissingKeyError(
                 f"steps have no entry {key!r}, which observation_keys names; their entries are "
                 f"{sorted(map(str, steps.keys()))}. SegmentReplayBuffer(..., "
-                "observation_keys=[...]) names the observation before an action"
+                f"observation_keys={states or ['...']}) names the observation before an action"
             )
     stored = _stored(steps, keys)
     if structure is None:

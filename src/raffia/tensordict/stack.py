@@ -288,14 +288,12 @@ def _kind_mismatch(name: str, values: list[Any]) -> StackMismatchError:
 
 
 def _key_mismatch(stores: list[Entries]) -> StackMismatchError:
-    shared = set(stores[0]).intersection(*stores[1:])
-    extra = {
-        i: sorted(set(store) - shared) for i, store in enumerate(stores) if len(store) > len(shared)
-    }
+    extra = sorted(set().union(*stores) - set(stores[0]).intersection(*stores[1:]))
+    has = [extra[0] in store for store in stores]
     return StackMismatchError(
         "The sets of keys in the tensordicts to stack are exclusive: not all of them have "
-        + ", ".join([f"{names} (number {i} has)" for i, names in extra.items()])
-        + ". Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
+        f"{extra}; number {has.index(True)} has {extra[0]!r}, number {has.index(False)} does not. "
+        "Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
     )
 
 
