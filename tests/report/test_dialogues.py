@@ -41,6 +41,8 @@ def test_curves_have_the_intervals_of_the_rows_and_decodings_are_compared(run, t
     cloned = write_run(tmp_path / "bc", alone, made.cloning(), extras=False)
     assert decoding_panels(groups_of(cloned)) == []
     assert "No dialogues have been written" in section(cloned)
+    partly = [row for row in made.rows() if row.get("mean_return") != -1.5 or row.pop("decodings")]
+    assert tables(groups_of(write_run(tmp_path / "c", partly, made.config(), extras=False))) == []
 
 
 pytest.importorskip("matplotlib")

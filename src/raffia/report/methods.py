@@ -261,7 +261,7 @@ def tables(groups: Groups) -> list[tuple[str, list[MethodRow]]]:
     """
     by_data: dict[str, list[tuple[int, Group]]] = {}
     for index, group in enumerate(groups):
-        if any(one.decodings for run in group.runs for one in run.evaluations):
+        if any(run.best and run.best.decodings for run in group.runs):
             by_data.setdefault(_data_key(group), []).append((index, group))
     found = []
     for some in by_data.values():
