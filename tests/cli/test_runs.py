@@ -171,9 +171,9 @@ resume runs/wordle --wordle.num_words 25 => wordle.num_words shapes what is lear
 resume runs/damaged => damaged/config.json: there is no setting sead; did you mean seed?
 resume runs/other => no setting sead | was written by raffia 9.8.7, and this is VERSION
 evaluate runs/other => no setting sead | was written by raffia 9.8.7, and this is VERSION
-evaluate runs/cartpole-0 --record 0 => --record: '0' is not a whole number above 0
-evaluate runs/cartpole-0 --episodes 0 => --episodes: '0' is not a whole number above 0
-evaluate runs/cartpole-0 --num-simulations x => --num-simulations: 'x' is not a whole number above 0
+evaluate runs/cartpole-0 --record 0 => --record: '0' is not a whole number of at least 1
+evaluate runs/cartpole-0 --episodes 0 => --episodes: '0' is not a whole number of at least 1
+evaluate runs/cartpole-0 --num-simulations x => --num-simulations: 'x' is not a whole number of at
 evaluate runs/cartpole-0 --checkpoint worst => 'worst' must be best, newest, or the number
 evaluate runs/cartpole-0 --opponent friend => --opponent: invalid choice: 'friend'
 evaluate runs/cartpole-0 --opponent random => is for two-player games, but runs
@@ -181,7 +181,12 @@ evaluate runs/cartpole-0 --episods 3 => did you mean --episodes? | raffia evalua
 evaluate runs/cartpole-0 --num_simulation=3 => no --num-simulation=3; did you mean --num-simul
 evaluate runs/cartpole-0 two => unexpected argument 'two'
 evaluate runs/cartpole-0 --env echo.py:Echo => --env is only for runs of ILQL; runs/cartpole-0 is a
+evaluate runs/cartpole-0 --format mp4 => --format is that of the videos of --record
+    | raffia evaluate runs/cartpole-0 --record --format mp4
 report runs/cartpole-0 --ot page.html => --out
+report runs/cartpole-0 --out mine => --out mine is a folder | runs/cartpole-0 --out mine/report.html
+check-env CartPole-v1 --seed -1 => --seed: '-1' is not a whole number of at least 0
+play runs/game --num-simulations 0 => --num-simulations: '0' is not a whole number of at least 1
 play runs/cartpole-0 --secnd => --second
 play runs/cartpole-0 => runs/cartpole-0 plays CartPole-v1; a person can play tictactoe and connect4
     | raffia train efficientzero --preset tictactoe
@@ -196,7 +201,8 @@ train efficientzero --preset smoke --run mine => mine already exists and is not 
     | --run mine-2
 train efficientzero --preset smoke --run swept => swept already holds a sweep | raffia resume swept
     | --run swept-2
-demo --out runs/cartpole-0 => raffia resume runs/cartpole-0 | raffia demo --out runs/cartpole-0-3
+demo --out runs/cartpole-0 --seed 3 => raffia resume runs/cartpole-0
+    | raffia demo --seed 3 --out runs/cartpole-0-3
 """)
 def test_errors_about_runs_suggest_the_nearest_call(args, texts, here, capsys):
     make_run("runs/game", config=PRESETS["tictactoe"], rows=STOPPED)
@@ -366,9 +372,9 @@ EVALUATED = [  # the arguments, and the options that differ from the defaults
     ("--record runs/a", {"record": 3}),
     ("--record 7 runs/a", {"record": 7}),
     ("runs/a --record --seed 1", {"record": 3, "seed": 1}),
-    ("runs/t --episodes 4 --checkpoint 300 --opponent rule --format=mp4 --num-simulations 9",
-     {"episodes": 4, "checkpoint": "300", "opponent": "rule", "suffix": "mp4",
-      "num_simulations": 9}),
+    ("runs/t --episodes 4 --checkpoint 300 --opponent rule --record=2 --format=mp4",
+     {"episodes": 4, "checkpoint": "300", "opponent": "rule", "record": 2, "suffix": "mp4"}),
+    ("runs/a --num-simulations 9", {"num_simulations": 9}),
 ]  # fmt: skip
 
 

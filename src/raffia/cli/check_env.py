@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from raffia.cli.parser import Parser, UsageError
+from raffia.cli.parser import Parser, UsageError, whole
 from raffia.cli.style import paint, verdict
 
 ABOUT = """\
@@ -34,8 +34,8 @@ def check_env(words: Sequence[str]) -> int:
     parser.add_argument(
         "id", metavar="ID", nargs="?", help="name of the environment; see raffia list environments"
     )
-    parser.flag("--seed N", "seed of the episodes", int, 0)
-    parser.flag("--steps N", "number of steps", int, 200)
+    parser.flag("--seed N", "seed of the episodes", whole(0), 0)
+    parser.flag("--steps N", "number of steps", whole(1), 200)
     args = parser.read(words)
     if args.id is None:
         raise UsageError("which environment?", "raffia check-env CartPole-v1")

@@ -19,6 +19,7 @@ from raffia.cli.runs import (
     refuse_taken,
 )
 from raffia.cli.style import call, paint
+from raffia.cli.train import split_own
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
 
@@ -46,7 +47,7 @@ def demo(words: Sequence[str]) -> int:
     parser.flag("--out FOLDER", about, Path)
     args = parser.read(words)
     folder = free_folder(HOME / "demo") if args.out is None else args.out
-    refuse_taken(folder, "demo", flag="--out")
+    refuse_taken(folder, "demo", *split_own(words, ["--out"], "raffia demo")[1], flag="--out")
 
     config = demo_config(args.seed)
     print_start(config, folder, f", until a mean return of {TARGET:.0f}")

@@ -85,7 +85,7 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
             seed=args.seed,
             num_simulations=args.num_simulations,
             record=args.record,
-            suffix=args.format,
+            suffix=args.format or "gif",
             opponent=args.opponent,
         )
         opponent = (args.opponent or config.evaluate.opponent) if two_players else None

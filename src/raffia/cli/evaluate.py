@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from raffia.cli.algorithm import commands_of
-from raffia.cli.parser import Parser
+from raffia.cli.parser import Parser, UsageError, whole
 from raffia.cli.runs import add_algorithm, add_checkpoint, chosen_run, config_of
+from raffia.cli.style import call
 
 ABOUT = """\
 Play whole episodes with a trained agent, without exploration: no noise at the root, and always the
@@ -35,10 +35,13 @@ def evaluate(words: Sequence[str]) -> int:
     >>> evaluate(["--episodes", "none"])
     Traceback (most recent call last):
         ...
-    raffia.cli.parser.UsageError: --episodes: 'none' is not a whole number above 0
+    raffia.cli.parser.UsageError: --episodes: 'none' is not a whole number of at least 1
     """
     args = _parser().read(_with_number(words))
     run = chosen_run(args.run, "evaluate")
+    if args.format and not args.record:
+        with_videos = call("raffia", "evaluate", run, "--record", "--format", args.format)
+        raise UsageError("--format is that of the videos of --record", with_videos)
     algorithm, config = config_of(run, args.algorithm)
     return commands_of(algorithm).evaluate(run, config, args)
 
@@ -46,19 +49,19 @@ def evaluate(words: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("raffia evaluate", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
-    parser.flag("--episodes N", "number of episodes", _positive, 100)
+    parser.flag("--episodes N", "number of episodes", whole(1), 100)
     add_checkpoint(parser)
     add_algorithm(parser)
     about = "simulations of each search (default: as in the run's own evaluations)"
-    parser.flag("--num-simulations N", about, _positive)
+    parser.flag("--num-simulations N", about, whole(1))
     about = "opponent in two-player games (default: as in the run's settings)"
     parser.flag("--opponent", about, choices=["random", "rule", "perfect"])
     about = "your own environment, for ILQL runs: package.module:name or file.py:name"
     parser.flag("--env WHERE", about, default="")
     parser.flag("--seed N", "seed of the episodes", int, 0)
     about = f"record the first N episodes; {FILMED} if N is left out"
-    parser.flag("--record N", about, _positive, 0)
-    parser.flag("--format", "format of the videos", default="gif", choices=["gif", "mp4"])
+    parser.flag("--record N", about, whole(1), 0)
+    parser.flag("--format", "format of the videos (default: gif)", choices=["gif", "mp4"])
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     return parser
 
@@ -69,9 +72,3 @@ def _with_number(words: Sequence[str]) -> list[str]:
         f"--record={FILMED}" if word == "--record" and not after.isdecimal() else word
         for word, after in zip(words, [*words[1:], ""], strict=False)
     ]
-
-
-def _positive(word: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
-    return int(word)

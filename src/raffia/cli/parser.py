@@ -87,6 +87,21 @@ class Parser(argparse.ArgumentParser):
         return UsageError(f"{self.prog} has no {word}{hint}", f"{self.prog} --help")
 
 
+def whole(least: int) -> Callable[[str], int]:
+    """A kind of flag: whole numbers of at least this one.
+
+    >>> whole(1)("12")
+    12
+    """
+
+    def read(word: str) -> int:
+        if not word.isdecimal() or int(word) < least:
+            raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}")
+        return int(word)
+
+    return read
+
+
 def nearest(word: str, names: Sequence[str]) -> str:
     """ "; did you mean ...?" where a name is like the word, else nothing.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from raffia.cli.parser import Parser, UsageError
+from raffia.cli.parser import Parser, UsageError, whole
 from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind
 from raffia.cli.style import call, waiting
 from raffia.cli.terminal import Terminal
@@ -38,7 +38,7 @@ def play(words: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
     parser.add_argument("--second", action="store_true", help="let the agent move first")
     add_checkpoint(parser)
-    parser.flag("--num-simulations N", "simulations of the agent's search per move", int)
+    parser.flag("--num-simulations N", "simulations of the agent's search per move", whole(1))
     args = parser.read(words)
     from raffia.recipes.efficientzero.match import GAMES
 

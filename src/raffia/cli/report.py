@@ -41,6 +41,9 @@ def report(words: Sequence[str]) -> int:
     parser.flag("--out FILE", "file to write", Path)
     args = parser.read(words)
     runs, missing, out = [], [], args.out
+    if out is not None and out.is_dir():
+        page = call("raffia", "report", *args.runs, "--out", out / "report.html")
+        raise UsageError(f"--out {out} is a folder; name the file to write", page)
     for given in args.runs or [None]:
         sweep = None if given is None else runs_of_sweep(given)
         if sweep is None:
