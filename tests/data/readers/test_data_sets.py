@@ -162,8 +162,8 @@ def test_forms_of_saved_data_sets(tmp_path):
     rows |= {"terminated": [[False, True]], "truncated": [[False, False]]}
     (episode,) = read_hugging_face(save_to_disk(tmp_path / "saved", rows))
     assert episode["next", "obs"].tolist() == [[1.0], [2.0]]
-    write_json(tmp_path / "dataset_dict.json", {"splits": ["train", "test"]})
-    with pytest.raises(IsADirectoryError, match=r"one of \['train', 'test'\].*train"):
+    write_json(tmp_path / "dataset_dict.json", {"splits": ["saved"]})
+    with pytest.raises(IsADirectoryError, match=r"one of \['saved'\].*saved'\)"):
         read_hugging_face(tmp_path)
 
 

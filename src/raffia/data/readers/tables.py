@@ -150,10 +150,10 @@ def read_hugging_face(
     pyarrow()
     folder = os.fspath(folder)
     if os.path.exists(os.path.join(folder, SPLITS)):
-        found = json_object(os.path.join(folder, SPLITS)).get("splits")
+        splits = [os.path.dirname(one) for one in sorted(glob.glob(f"*/{STATE}", root_dir=folder))]
         raise IsADirectoryError(
-            f"{folder} holds several splits; pass the folder of one of {found}: "
-            f"read_hugging_face({os.path.join(folder, 'train')!r})"
+            f"{folder} holds several splits; pass the folder of one of {splits}: "
+            f"read_hugging_face({os.path.join(folder, *splits[:1])!r})"
         )
     state = json_object(os.path.join(folder, STATE))
     location = Location(os.path.join(folder, STATE), "the file")
