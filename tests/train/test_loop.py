@@ -5,10 +5,13 @@ import json
 import pytest
 import torch
 
+from raffia.distributed.engine import InlineEngine
+from raffia.distributed.pool import Pool
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train import log as train_log
 from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.evaluate import Episodes
+from raffia.train.evaluations import Evaluations
 from raffia.train.experiment import Experiment, Plan
 from raffia.train.log import Records
 from raffia.train.loop import Ended, Evaluate, Save, train
@@ -152,14 +155,32 @@ def saving(folder, found=()):
 
 
 def test_checkpoints_are_saved_at_an_interval_and_for_the_best_states(tmp_path):
-    found = [of_returns(score) for score in (1.0, 0.0, 1.0)]
+    found = [of_returns(score) for score in (1.0, 0.0, 2.0)]
     _, evaluate, checkpoints, save = saving(tmp_path / "run", found)
     for update in range(1, 10):
         evaluate(state_at(update), TensorDict())
         save(state_at(update), TensorDict())
     saved = [(checkpoint.update, checkpoint.score) for checkpoint in checkpoints.available()]
-    assert saved == [(3, 1.0), (4, None), (8, None), (9, 1.0)]
+    assert saved == [(3, 1.0), (4, None), (8, None), (9, 2.0)]
     assert checkpoints.newest().extras["note"] == 7
+
+
+@pytest.mark.parametrize("join_after", [None, 1])
+def test_the_best_checkpoint_is_the_newest_of_equal_scores(join_after, tmp_path):
+    """Whatever else is saved, and whether an evaluation is played elsewhere."""
+    found = [of_returns(score) for score in (1.0, 0.0, 1.0)]
+    experiment, evaluate, checkpoints, save = saving(tmp_path / "run", found)
+    if join_after is not None:
+        experiment.evaluations = Evaluations(
+            Pool(InlineEngine(), "tests.train.test_evaluations:Weigh", "{}", 1),
+            join_after=join_after,
+            acting=lambda state: TensorDict(w=state["step"]),
+            outcome=lambda *_: next(experiment.found),
+        )
+    for update in range(1, 11):
+        evaluate(state_at(update), TensorDict())
+        save(state_at(update), TensorDict())
+    assert (checkpoints.best().update, checkpoints.best().score) == (9, 1.0)
 
 
 def test_rates_are_of_the_updates_since_the_first_of_a_session(tmp_path):

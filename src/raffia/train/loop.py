@@ -118,6 +118,10 @@ class Evaluate:
         """Whether no state that was evaluated is better than the one after this update."""
         return self._improved and update == self._at
 
+    def _is_best(self, score: float) -> bool:
+        """Whether none was better; an equal one counts, as `Checkpoints.best` is the newest."""
+        return self.best is None or score >= self.best
+
     def is_old(self, update: int) -> bool:
         """Whether the latest evaluation is out of date: its count moved, or more than 10 updates
         were made since.
@@ -174,7 +178,7 @@ class Evaluate:
             found = elsewhere.join(self.stop)
         if found is None:
             return False
-        if found.update != update and (self.best is None or found.outcome.score > self.best):
+        if found.update != update and self._is_best(found.outcome.score):
             self.scored(found.update, found.outcome.score)
         self._take(found.outcome, found.update, found.at)
         return True
@@ -192,8 +196,7 @@ class Evaluate:
         plan = self._experiment.plan
         self.num_done = max(self.num_done, count // plan.evaluate_every)
         self.latest, self._at, self._at_count = found.score, update, count
-        # An equal score too: `Checkpoints.best` is the newest of these, whatever else was saved.
-        self._improved = self.best is None or self.latest >= self.best
+        self._improved = self._is_best(self.latest)
         env_step = None if self._experiment.num_env_steps is None else count
         more = {} if plan.num_simulations is None else {"num_simulations": plan.num_simulations}
         values = {**found.values, **more}
