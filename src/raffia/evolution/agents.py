@@ -264,6 +264,8 @@ class Mutations:
             for name in config.hyper_ranges:
                 _check_hyper(agent, name)
             check_mutations(_numbers(agent, config), _only(config, "hyper"))
+            for name, span in config.hyper_ranges.items():
+                _check_ends(agent, name, span)
         if config.architecture > 0 and isinstance(agent, Reshapes):
             reason = agent.why_fixed()
             if reason is not None:
@@ -314,6 +316,23 @@ def _check_hyper(agent: MutableAgent, name: str) -> None:
             f"{name} of agent {agent.index} is {value}, which is not a number that a range can "
             "contain: set it to a number first"
         )
+
+
+def _check_ends(agent: MutableAgent, name: str, span: HyperRange) -> None:
+    """Raise ValueError unless the agent accepts both ends of a range; its value stays as it is."""
+    before = getattr(agent, name)
+    whole = isinstance(before, int)
+    ends = (math.ceil(span.low), math.floor(span.high)) if whole else (span.low, span.high)
+    try:
+        for end in ends:
+            setattr(agent, name, end)
+    except ValueError as error:
+        raise ValueError(
+            f"the range of {name} from {span.low:g} to {span.high:g} holds values that agent "
+            f"{agent.index} refuses: {error}. Give a narrower range"
+        ) from error
+    finally:
+        setattr(agent, name, before)
 
 
 def _check_indices(population: Sequence[Member]) -> None:

@@ -111,7 +111,7 @@ class LoRAConfig(Checked):
     rank: NonNegativeInt = 0
     alpha: PositiveFloat = 16.0  # scale of the adapters: they are multiplied by alpha / rank
     dropout: FractionBelowOne = 0.0  # dropout of the adapters' inputs
-    # Layers with adapters, by the last part of their names, such as c_attn; empty: those of the
+    # Layers with adapters, by the last part of their names, such as q_proj; empty: those of the
     # attention that compute queries, keys and values.
     layers: tuple[str, ...] = ()
     # Whether the input and output embeddings learn as a whole. None: if tokens were added to the
