@@ -395,7 +395,10 @@ def test_invalid_ranges_are_refused_before_anything_changes():
         ({"lr": HyperRange(1e-5, 1e-3)}, "lr starts at 0.01, outside of its range"),
         ({"batch_size": HyperRange(5, 8)}, "batch_size starts at 4, outside of its range"),
         ({"clip_weight": HyperRange(1, 8)}, "clip_weight of agent 0 is None"),
-        ({"alpha": HyperRange(0, 2)}, r"alpha from 0 to 2 .*: alpha=2 must be in 0\.\.1. Give a nar"),
+        (
+            {"alpha": HyperRange(0, 2)},
+            r"alpha from 0 to 2 .*: alpha=2 must be in 0\.\.1. Give a nar",
+        ),
     ):
         changes = mutations("rl_hp", hyper_ranges={"tau": HyperRange(0.5, 0.9), **ranges})
         with pytest.raises(ValueError, match=match):

@@ -255,6 +255,27 @@ def test_full_batches_are_one_program_and_a_diverged_member_has_no_priorities():
     torch.testing.assert_close(found, (alone[0] + alone[2]) / 2)
 
 
+@pytest.mark.parametrize("grads", [None, "traced", "vmap"])
+def test_what_one_program_cannot_compute_each_member_does(grads):
+    class Normed(Regression):
+        def grads(self, state, batch):
+            torch.nn.functional.normalize(state["params", "3", "weight"], out=torch.zeros(0))
+            return super().grads(state, batch)
+
+    population, batch = Population(Normed(), P, grads=grads), regression_batch(B)
+    state = population.init(0)
+    if grads == "vmap":
+        with pytest.raises(RuntimeError, match="div.out"):
+            population.grads(state, batch)
+        return
+    with pytest.warns(UserWarning, match="one after the other, since .*div.out"):
+        found = population.grads(state, batch)
+    expected = Population(Regression(), P, grads="each").grads(state, batch)
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one, other)
+    assert_equal(population.grads(state, batch)[0], found[0])  # without another warning
+
+
 def shared(batch, state=None, **options):
     """Gradients of two members."""
     return grads_of(Population(Regression(), 2, **options), batch, state)

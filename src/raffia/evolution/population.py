@@ -5,6 +5,7 @@ Legend: P members, B samples of a batch.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -37,7 +38,7 @@ class Population:
         steps the operations are recorded and repeated (see `Traced`: for learners whose `grads`
         reads nothing that changes but its arguments). None: by vmap. On a CPU it is each in any
         case but "vmap", where they are two, or the learner has `learns_faster_alone` set, as ILQL's
-        does.
+        does; and wherever one program fails, as networks with `spectral_norm` or dropout make it.
     apply: how the optimiser steps: by the learner's own step of a "stack", where it has one
         (`applies_stacks`), "each" member for itself in the stack's memory, or all by one "vmap".
         None: the first of these that can be; on a GPU vmap goes before each.
@@ -140,14 +141,28 @@ class Population:
             alone = getattr(self.learner, "learns_faster_alone", False) or len(state) <= FEW
             how = "each" if alone else how
         if how == "each":
-            results = [
-                self.learner.grads(state[i], batch[i] if own else batch) for i in range(len(state))
-            ]
-            metrics = stack([metrics for _, metrics in results])
-            return stack([update for update, _ in results]), TensorDict(dict(metrics.items()))
+            return self._of_each(state, batch)
         grads = self._traced if how == "traced" else self._vmapped
-        update, metrics = grads(state, batch)
+        try:
+            update, metrics = grads(state, batch)
+        except RuntimeError as error:
+            if self._grads == "vmap" or isinstance(error, torch.OutOfMemoryError):
+                raise
+            found = self._of_each(state, batch)  # raises what is wrong with a member itself
+            self._grads = "each"
+            warnings.warn(
+                f"the members learn one after the other, since one program of all fails: {error}",
+                stacklevel=2,
+            )
+            return found
         return update, TensorDict(dict(metrics.items()))
+
+    def _of_each(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """The gradients of members, one after the other."""
+        batches = batch.unbind(0) if self.batches == "own" else [batch] * len(state)
+        results = [self.learner.grads(*pair) for pair in zip(state.unbind(0), batches, strict=True)]
+        metrics = stack([metrics for _, metrics in results])
+        return stack([update for update, _ in results]), TensorDict(dict(metrics.items()))
 
     def _of_groups(
         self, state: TensorDict, batch: TensorDict, sizes: list[int]
