@@ -313,9 +313,10 @@ TARGETS = [
 
 @pytest.mark.parametrize(("config", "update"), TARGETS)
 def test_a_run_ends_at_its_target(config, update, tmp_path):
-    """Also if it is reached at the end of the run."""
-    result = train(config, tmp_path / "run")
-    assert (result.reason, result.update) == ("target", update)
+    """Also if it is reached at the end of the run, and if it is resumed after that."""
+    for run in (train, lambda _, folder: functions_of(config).resume(folder, view=Quiet())):
+        result = run(config, tmp_path / "run")
+        assert (result.reason, result.update) == ("target", update)
     assert rows(tmp_path / "run")[-1]["reason"] == "target"
 
 

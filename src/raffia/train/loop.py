@@ -204,7 +204,12 @@ class Evaluate:
         self.best = self.latest if self.best is None else max(self.best, self.latest)
         if plan.of_returns:
             self._log.evaluated(self.latest, self.best)
-        if plan.target_return is not None and self.latest >= plan.target_return:
+        self.end_at_target()
+
+    def end_at_target(self) -> None:
+        """Raise `Ended` if the latest evaluation has reached the target."""
+        target = self._experiment.plan.target_return
+        if target is not None and self.latest is not None and self.latest >= target:
             raise Ended("target")
 
     def state(self) -> dict[str, Any]:

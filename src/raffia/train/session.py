@@ -80,6 +80,7 @@ class TrainingSession:
             state = self.start()
             on_start()
             try:
+                self.evaluate.end_at_target()  # a kill may have come before the row of the end
                 state = self._catch_up(state)
                 state, reason = train(
                     state,
