@@ -116,7 +116,7 @@ def test_a_dead_link_is_noticed(tmp_path):
 
 
 TAKE_LONG = ("ensemble", "own_algorithm", "own_dialogue", "own_environment", "plan_tictactoe")
-TAKE_LONG += ("tabular_q_learning",)
+TAKE_LONG += ("ppo", "tabular_q_learning")
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in TAKE_LONG))
     for path in sorted((ROOT / "examples").glob("*.py"))
@@ -127,6 +127,7 @@ OUTPUTS = {  # a pattern of an example's output; all must print something
     "ensemble": "read back, equal: True",
     "own_dialogue": r"\.\.\. and ILQL's values: (3\.[3-9]|4)",  # the logs imitated: 2.8
     "own_environment": "mean return 0.9",
+    "ppo": r"mean return (4[7-9]|500)",
     "transpositions": "the game is a draw",
 }
 

@@ -89,7 +89,8 @@ def burn_in(segments: TensorDict, n: int) -> BurnIn:
     """Segments parted into the rows that warm up a recurrent state, and those to learn from.
 
     A network starts from a state that was stored with the first step, or from zeros, runs over
-    `warm_up` without gradients, and continues with `learn`.
+    `warm_up` without gradients, and continues with `learn`. The first n steps of an episode only
+    warm up, and of a segment that begins in its last n no step is left to learn from.
 
     Source: Kapturowski, Ostrovski, Quan, Munos & Dabney (2019), Recurrent experience replay in
     distributed reinforcement learning, section 3.

@@ -225,7 +225,8 @@ def refuse_ended(ended: list[int]) -> None:
     if ended:
         raise RuntimeError(
             f"rows {ended} have no running episode: it has ended or was never started; call "
-            f"reset(seeds, rows=torch.tensor({ended})) with {len(ended)} new seeds, then step"
+            f"reset(seeds, rows=torch.tensor({ended})) with {len(ended)} new seeds, then step. "
+            "Environments that a Collector plays are its alone: evaluate in others"
         )
 
 

@@ -82,6 +82,7 @@ def lambda_return(
 
         G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),  G_T = v_T
 
+    Less the values v_t it is the generalised advantage estimate (GAE): see `examples/ppo.py`.
     Source: Sutton & Barto (2018), equation 12.2, as a recursion.
 
     >>> lambda_return(torch.ones(3), 0.5, torch.tensor([0.0, 0.0, 8.0]), 0.5)

@@ -58,7 +58,7 @@ class Algorithm:
     name: str
     config: type[Any]
     make: str | Callable[[Any, Path, View], Experiment]
-    play: str | Callable[[Any, TensorDict, int, int], Episodes] | None = None
+    play: str | Callable[[Any, TensorDict, int, int], Episodes | None] | None = None
     title: str = ""  # in sentences; the name if none is given
     summary: str = ""  # one line of help
     presets: Mapping[str, Any] = field(default_factory=dict)
