@@ -395,7 +395,7 @@ def test_an_evaluation_is_printed_and_saved(here, recipe, capsys):
     assert main([*args.split(), "--num-simulations", "9"]) == 0
     output = capsys.readouterr().out
     assert "first      2      0       0" in output and "second     0      1       1" in output
-    assert "return  0.25  0.48  -1.0     0.5  1.0" in output
+    assert "return  0.25  0.48  -1.00    0.50  1.00" in output
     path = Path("runs/t/evaluations/update-300-4-episodes-seed-2-9-simulations-rule.json")
     assert f"wrote {path}" in output
     data = json.loads(path.read_text())

@@ -101,8 +101,8 @@ def test_invalid_plans_are_refused(call, text):
 
 
 def test_values_are_read_as_json_and_numbers_in_common_forms():
-    found = read_choices(["a=1e-3,none,true,atari/pong", "b-c=[1, 0.5],[2]"])
-    assert found == {"a": [0.001, None, True, "atari/pong"], "b_c": [[1, 0.5], [2]]}
+    found = read_choices(["a=1e-3,none,true,atari/pong,.5,007", "b-c=[1, 0.5],[2]"])
+    assert found == {"a": [0.001, None, True, "atari/pong", 0.5, "007"], "b_c": [[1, 0.5], [2]]}
     found = read_ranges(["a=.5..1.", "b=+1..007", "c=1e-3..1"])
     assert found == {"a": Range(0.5, 1.0), "b": Range(1, 7), "c": Range(1e-3, 1)}
 

@@ -102,9 +102,9 @@ def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[b
       first       2      0       0
       second      0      1       1
     <BLANKLINE>
-              mean    +-   min  median  max
-      return  0.25  0.48  -1.0     0.5  1.0
-      length  6.75  0.85   5.0     6.5  9.0
+              mean    +-    min  median   max
+      return  0.25  0.48  -1.00    0.50  1.00
+      length  6.75  0.85   5.00    6.50  9.00
     """
     parts = []
     if as_first:
@@ -117,8 +117,9 @@ def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[b
     rows = [["", "mean", "+-", "min", "median", "max"]]
     for name, values in (("return", returns), ("length", lengths)):
         mean, error, *extremes = spread_of([float(value) for value in values]).values()
-        digits = 0 if all(float(value or 0).is_integer() for value in extremes) else 1
-        fine = 2 if max(map(abs, values)) < 10 else 1
+        size = max(map(abs, values))
+        fine = 1 if size >= 10 else 2 if size >= 0.1 else 4
+        digits = 0 if all(float(value or 0).is_integer() for value in extremes) else fine
         cells = [number(mean, fine), number(error, fine)]
         rows.append([name, *cells, *(number(value, digits) for value in extremes)])
     parts.append(columns(rows, right=[1, 2, 3, 4, 5]))

@@ -164,11 +164,14 @@ def split_own(
 
     >>> split_own(["--seed", "1", "--run=a"], ["--run"], "raffia train")
     ({'--run': 'a'}, ['--seed', '1'])
+    >>> split_own(["--sweep-seed", "1"], ["--sweep_seed"], "raffia sweep")
+    ({'--sweep_seed': '1'}, [])
     """
     own, others, rest = {}, [], iter(words)
+    known = {flag.replace("-", "_"): flag for flag in flags}
     for word in rest:
-        flag, equals, value = word.partition("=")
-        if flag in flags:
+        given, equals, value = word.partition("=")
+        if flag := known.get(given.replace("-", "_")):
             found = value if equals else next(rest, "")
             if not found or found.startswith("--"):
                 raise UsageError(f"{flag} needs a value", f"{prog} --help")

@@ -242,8 +242,8 @@ def _value(text: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
-        return text
+    except ValueError:  # JSON has no .5
+        return float(text) if "." in text and re.fullmatch(_NUMBER, text) else text
 
 
 def run_name(index: int, last: int, settings: Mapping[str, Any], seed: int) -> str:

@@ -63,7 +63,9 @@ class RecordedDataConfig(Checked):
     # Names in the files that differ from the expected ones, as NAME=MEANING: state=obs;
     # infos/mask=action_mask for nested entries; infos= leaves an entry out.
     columns: tuple[Annotated[str, named_pair("state=obs")], ...] = ()
-    complete: bool = False  # take missing rewards as 0, and episodes without an end as truncated
+    # Take missing rewards as 0, but for JSON lines, where rewards tell what a line is; and episodes
+    # without an end as truncated.
+    complete: bool = False
     # Learn from the files alone, with this many updates, and play evaluations only; 0: continue to
     # collect.
     num_updates: NonNegativeInt = 0
