@@ -80,7 +80,8 @@ def as_parquet(folder):
 
 def as_json_steps(folder):
     rows = [dict(zip(STEPS, row, strict=True)) for row in zip(*STEPS.values(), strict=True)]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "data.jsonl").write_text(text, encoding="utf-8-sig")
     return read_json_lines(folder / "data.jsonl", complete=True)
 
 
@@ -126,6 +127,9 @@ def test_the_format_follows_from_the_path(write, tmp_path):
     if write is not as_d4rl:
         with pytest.raises(MalformedDataError, match="no '(truncated|terminated)'"):
             list(read_episodes(tmp_path / FILE_OF[write]))
+        unclear = {"complete": True, "columns": {"terminated": "done"}}
+        with pytest.raises(MalformedDataError, match="there is 'done', but neither"):
+            list(read_episodes(tmp_path / FILE_OF[write], **unclear))
 
 
 def test_the_format_follows_from_folders_and_ids(tmp_path, monkeypatch):

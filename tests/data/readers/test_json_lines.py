@@ -85,6 +85,7 @@ REFUSED = [
     second(b'{"a":' * 40 + b"1" + b"}" * 40 + b"\n", "", NESTED),
     entry("obs", [[1, 2], [3], [4, 5]], "'obs', step 1", "a list of 1, but the ones before have 2"),
     entry("obs", [1, [2], 3], "'obs', step 1", "a list, but the values before are a number"),
+    entry("obs", [None, 2, 3], "'obs', step 0", "null cannot be stored in a tensor"),
     entry("obs", [[1, 2], [3, 4], [True, 5]], "'obs', step 2", "true or false, but the values"),
     entry("obs", [{"a": 1}] * 3, "'obs', step 0", "an object cannot be stored in a tensor; to"),
     entry("obs", [[1, 2], [3, 1e39], [4, 5]], "'obs', step 1", "1e+39 does not fit torch.float32"),

@@ -328,7 +328,7 @@ def completed(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
     """
     found = dict(columns)
     action = next((column for key, column in columns.items() if key[0] == "action"), None)
-    if action is None:
+    if action is None or unclear_ends(columns):
         return columns
     steps = len(action.values)
     found.setdefault(REWARD, Column("reward", torch.zeros(steps)))
@@ -371,14 +371,20 @@ def with_truncated(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
     return {**columns, truncated: Column(ended.name, torch.zeros_like(ended.values))}
 
 
+def unclear_ends(columns: Iterable[Key]) -> list[str]:
+    """The columns of ends whose kind nothing tells."""
+    starts = {key[0] for key in columns}
+    return [] if starts & {"terminated", "truncated"} else [name for name in DONE if name in starts]
+
+
 def check_required(columns: Mapping[Key, Column], location: Location) -> None:
     starts = {key[0] for key in columns}
-    done = [name for name in DONE if name in starts]
-    if done and not starts & {"terminated", "truncated"}:
+    if done := unclear_ends(columns):
         location.fail(
             f"there is {done[0]!r}, but neither 'terminated' nor 'truncated', so it is unknown "
             "whether an episode ended or was cut off; only after a real end is the future worth "
-            f"0. If all episodes ended: columns={{{done[0]!r}: 'terminated'}}"
+            f"0. If all episodes ended: columns={{{done[0]!r}: 'terminated'}}; if all were cut "
+            f"off: complete=True, columns={{{done[0]!r}: None}}"
         )
     for name in ("obs", "action"):
         if name not in starts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ MAX_INFLATION = 200  # of longer ones by gzip; texts of numbers are made 3 to 20
 GZIP = b"\x1f\x8b"  # how a gzip file begins (RFC 1952, 2.3.1); JSON never does
 KINDS = {str: "a string", type(None): "null", dict: "an object", list: "a list"}
 KINDS |= {bool: "true or false", int: "a number", float: "a number"}
+
+STORED = {KINDS[one] for one in (list, bool, int)}
 
 Entries = dict[Key, Any]  # path -> value; objects are not among the values
 
@@ -92,6 +95,8 @@ def read_objects(
         text = read_line(file, location, max_line_bytes)
         if not text:
             return
+        if number == 1:
+            text = text.removeprefix(BOM_UTF8)  # which programs of Windows put there
         entries: Entries = {}
         flatten(parse(text, location), names, location, (), entries)
         yield JsonLine(number, location, entries)
@@ -319,7 +324,7 @@ def check_equal_layout(found: Flat) -> NoReturn:
     """Raise an error that names the value of another shape, or that is not a number."""
     wanted = kind(found.values[0])
     for at, value in enumerate(found.values):
-        if kind(value) != wanted:
+        if kind(value) != wanted and wanted in STORED:
             found.fail(f"{kind(value)}, but the values before are {wanted}", at)
     found.fail(f"{wanted} cannot be stored in a tensor; {leave_out(found.path)}")
 
