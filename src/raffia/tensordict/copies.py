@@ -64,49 +64,33 @@ def _clone_into(memo: dict[Any, Any], tds: list[Any]) -> None:
     Also those of their memory, where `Tensor.__deepcopy__` looks: views that are copied later share
     it. What a clone doesn't copy as `Tensor.__deepcopy__` would is left to that.
     """
-    if _cloned_at_once(memo, tds):
-        return
-    leaves: dict[int, Tensor] = {}  # by where their memory is
+    leaves: list[Tensor] = []
     for td in tds:
-        _own_memory(td, memo, leaves)
-    storages = memo.setdefault("torch", {})
-    for address in storages.keys() & leaves.keys():  # copied already, or by another deep copy
-        del leaves[address]
-    values = [*leaves.values()]
-    copies = _clones(values) if values else []
-    memo.update(zip(map(id, values), copies, strict=True))
-    storages.update(zip(leaves, map(_storage, copies), strict=True))
+        td._leaves(leaves)
+    if not _cloned(memo, leaves):
+        known = memo.get("torch", {})
+        found = [x for x in leaves if _fills_memory(x) and id(x) not in memo]
+        alone = {_storage(x)._cdata: x for x in found}
+        _cloned(memo, [x for address, x in alone.items() if address not in known])
 
 
-def _own_memory(td: Any, memo: dict[Any, Any], leaves: dict[int, Tensor]) -> None:
-    """Find leaves that fill their memory, one for each memory."""
-    for value in td._d.values():
-        if value.__class__ is Tensor:
-            if value.requires_grad or value.__dict__ or value.grad is not None:
-                continue
-            if id(value) in memo:
-                continue
-            try:
-                storage = _storage(value)
-                if storage.nbytes() != value.nbytes or not value.is_contiguous():
-                    continue
-            except RuntimeError:  # of a layout without one block of memory
-                continue
-            if not value.dtype.is_complex or not value.is_conj():
-                leaves.setdefault(storage._cdata, value)
-        elif value.__class__ is td._plain and id(value) not in memo:
-            _own_memory(value, memo, leaves)
+def _fills_memory(leaf: Tensor) -> bool:
+    """Whether a leaf is a plain tensor of all values in its memory, as `_cloned` asks of all."""
+    if leaf.__class__ is not Tensor or leaf.requires_grad or leaf.grad is not None or vars(leaf):
+        return False
+    try:
+        whole = _storage(leaf).nbytes() == leaf.nbytes
+    except RuntimeError:  # of a layout without one block of memory
+        return False
+    return whole and leaf.is_contiguous() and not leaf.is_conj()
 
 
-def _cloned_at_once(memo: dict[Any, Any], tds: list[Any]) -> bool:
+def _cloned(memo: dict[Any, Any], leaves: list[Tensor]) -> bool:
     """`_clone_into` where each leaf is plain and fills a memory that no other has, as it mostly is.
 
     False, and nothing done, if not. To see that of all takes half as long as to look at one after
     the other.
     """
-    leaves: list[Tensor] = []
-    for td in tds:
-        td._leaves(leaves)
     if {*map(type, leaves)} != {Tensor} or memo and not memo.keys().isdisjoint(map(id, leaves)):
         return False
     try:
@@ -114,8 +98,7 @@ def _cloned_at_once(memo: dict[Any, Any], tds: list[Any]) -> bool:
     except RuntimeError:  # of a layout without one block of memory
         return False
     if (
-        "torch" in memo
-        or any(map(_with_grad, leaves))
+        any(map(_with_grad, leaves))
         or [*map(_grad, leaves)].count(None) < len(leaves)
         or any(map(vars, leaves))
         or [*map(_num_bytes, leaves)] != [*map(UntypedStorage.nbytes, storages)]
@@ -123,13 +106,16 @@ def _cloned_at_once(memo: dict[Any, Any], tds: list[Any]) -> bool:
         or any(map(Tensor.is_conj, leaves))
     ):
         return False
+    addresses = [*map(_address, storages)]
+    known = memo.get("torch", ())
+    if len({*addresses}) < len(leaves) or known and not known.keys().isdisjoint(addresses):
+        return False  # two share their memory, or it has been copied already
     copies = _clones(leaves)
-    found = _Storages(zip(map(_address, storages), copies, strict=True))
-    if len(found) < len(leaves):  # two share their memory
-        return False
+    if known.__class__ is not _Storages:
+        known = memo["torch"] = _Storages(known)
     memo.setdefault(id(memo), []).extend(leaves)  # alive: another's id could be one of theirs
     memo.update(zip(map(id, leaves), copies, strict=True))
-    memo["torch"] = found
+    known.update(zip(addresses, copies, strict=True))
     return True
 
 
