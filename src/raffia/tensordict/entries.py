@@ -291,6 +291,9 @@ def pop(td: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
     >>> td.pop("a"), td.pop("a", None)
     (tensor(1), None)
     """
+    node, name = _open(td, key)
+    if node is not None and name in node._d:
+        return node._d.pop(name)
     value = get(td, key, default)
     if value is not default:
         td.del_(key)
@@ -317,6 +320,10 @@ def del_(td: Container, key: NestedKey) -> Container:
     >>> list(TensorDict(a=1, b=2).del_("a").keys())
     ['b']
     """
+    node, name = _open(td, key)
+    if node is not None and name in node._d:
+        del node._d[name]
+        return td
     node, name = holder(td, key)
     if node._locked:
         raise locked_error(node, name)
@@ -337,6 +344,11 @@ def rename_key_(
     >>> list(TensorDict(a=1).rename_key_("a", ("b", "c")).keys(True, True))
     [('b', 'c')]
     """
+    (node, name), (into, new) = _open(td, old_key), _open(td, new_key)
+    if node is not None and node is into and name in node._d and not (safe and new in node._d):
+        if name != new:
+            node._d[new] = node._d.pop(name)
+        return td
     old_key, new_key = unravel_key(old_key), unravel_key(new_key)
     if td._locked:
         raise locked_error(td, old_key)
@@ -394,6 +406,11 @@ def rename_keys(
                 break
             out.del_(old[:end])
     return out
+
+
+def _open(td: Any, key: NestedKey) -> tuple[Any, Any]:
+    """`locate` for a container of any class, of which nothing but an open plain one is found."""
+    return (None, key) if td.__class__ is not td._plain or td._locked else locate(td, key)
 
 
 def locate(td: Any, key: NestedKey) -> tuple[Any, Any]:

@@ -556,27 +556,6 @@ class TensorDict(TensorDictBase):
                 pass
         return entries.contains(self, key)
 
-    @documented_as(entries.del_)
-    def del_(self, key: NestedKey) -> Self:
-        if not self._locked:
-            node, name = entries.locate(self, key)
-            if node is not None and name in node._d:
-                del node._d[name]
-                return self
-        return entries.del_(self, key)
-
-    @documented_as(entries.pop)
-    def pop(self, key: NestedKey, default: Any = entries.NO_DEFAULT) -> Any:
-        if not self._locked:
-            node, name = entries.locate(self, key)
-            if node is not None and name in node._d:
-                return node._d.pop(name)
-        return entries.pop(self, key, default)
-
-    @documented_as(entries.popitem)
-    def popitem(self) -> tuple[str, Any]:
-        return entries.popitem(self) if self._locked or not self._d else self._d.popitem()
-
     keys = views.of_dict(views.keys)
     values = views.of_dict(views.values)
     items = views.of_dict(views.items)
@@ -643,19 +622,6 @@ class TensorDict(TensorDictBase):
                     below._take(value)
                     continue
             mine[name] = value
-
-    @documented_as(entries.rename_key_)
-    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
-        if not self._locked:
-            node, name = entries.locate(self, old_key)
-            into, new = entries.locate(self, new_key)
-            if node is not None and node is into and name in node._d:
-                d = node._d
-                if not (safe and new in d):
-                    if name != new:
-                        d[new] = d.pop(name)
-                    return self
-        return entries.rename_key_(self, old_key, new_key, safe)
 
 
 TensorCollection._plain = TensorDict
