@@ -316,9 +316,13 @@ def popitem(td: Any) -> tuple[str, Any]:
 def del_(td: Container, key: NestedKey) -> Container:
     """Remove the entry under `key` and return the container; `del td[key]` does the same.
 
-    >>> from raffia import TensorDict
+    It is removed from each member of a lazy stack that has it.
+
+    >>> from raffia import TensorDict, lazy_stack
     >>> list(TensorDict(a=1, b=2).del_("a").keys())
     ['b']
+    >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).del_("b")[0].keys())
+    ['a']
     """
     node, name = _open(td, key)
     if node is not None and name in node._d:
@@ -327,7 +331,8 @@ def del_(td: Container, key: NestedKey) -> Container:
     node, name = holder(td, key)
     if node._locked:
         raise locked_error(node, name)
-    if node._peek_str(name) is None:
+    holders = node._children() if node._lazy else [node]
+    if all([one._peek_str(name) is None for one in holders]):
         raise missing(name, node)
     node._del_str(name)
     return td

@@ -15,7 +15,6 @@ from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import (
     MissingKeyError,
     NestedKey,
-    missing,
     raise_missing,
     unravel_key,
     unravel_key_to_tuple,
@@ -320,24 +319,6 @@ class LazyWrites(TensorDictBase):
         node, name = entries.locate(member, key)
         dest = None if node is None else node._d[name]
         return dest.__class__ is Tensor and updates.copied([dest], [value])
-
-    def del_(self, key: NestedKey) -> Self:
-        """Remove the entry under `key` from all members that have it, and return the container.
-
-        >>> from raffia import lazy_stack
-        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).del_("b")[0].keys())
-        ['a']
-        """
-        path = unravel_key_to_tuple(key)
-        if len(path) != 1:
-            entries.del_(self, key)
-            return self
-        if self._locked:
-            raise locked_error(self, key)
-        if all([td._peek_str(path[0]) is None for td in self.tensordicts]):
-            raise missing(path[0], self)
-        self._del_str(path[0])
-        return self
 
     def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
         """A copy (same tensors) in which each key of `mapping` has its new name in all members.
