@@ -572,6 +572,10 @@ def test_new_levels_below_levels_that_some_members_lack():
     del one["a", "k"]
     dense["stack", "a", "k", "z"] = ["u", "v"]
     assert one["a", "k", "z"] == "u" and two["a", "k", "z"] == "v" and two["a", "k", "y"] == 1
+    del td["a", "n", "c"]  # an entry of the second member only
+    assert "c" not in two["a", "n"].keys()
+    with pytest.raises(KeyError):
+        del td["a", "n", "c"]
     two["a", "m"].lock_()
     with pytest.raises(RuntimeError, match="locked"):
         td["a", "m", "y"] = torch.arange(2)

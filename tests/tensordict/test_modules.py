@@ -212,7 +212,7 @@ REFUSED = [
     (lambda: params().map(lambda x: x), "map"),
     (lambda: params().memmap_(), "memmap"),
     (lambda: params()(1), "", NotImplementedError),
-    (lambda: params().load_state_dict({"w": torch.zeros(3, 4)}), "(?s)keys of the state dict.*n"),
+    (lambda: params().load_state_dict({"w": torch.zeros(3, 4)}), "Missing key.*n"),
     (lambda: params(lock=True).set("z", torch.zeros(2)), "Cannot modify locked"),
 ]
 

@@ -177,9 +177,12 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     cuda = convert.cuda
     type = convert.type_
     if TYPE_CHECKING:  # made from the table of convert.py
-        float = float16 = float32 = float64 = half = double = bfloat16 = convert.Caster()
-        complex32 = complex64 = complex128 = int = int8 = int16 = int32 = int64 = convert.Caster()
-        uint8 = uint16 = uint32 = uint64 = bool = convert.Caster()
+
+        def float(self, *, cast_filter: convert.CastFilter | None = None) -> Self: ...
+
+        float16 = float32 = float64 = half = double = bfloat16 = float
+        complex32 = complex64 = complex128 = int = int8 = int16 = int32 = int64 = float
+        uint8 = uint16 = uint32 = uint64 = bool = float
     clone = copies.clone
     copy = copies.copy
     contiguous = copies.contiguous

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,20 +18,6 @@ from raffia.tensordict.printing import in_shared_memory
 from raffia.tensordict.views import every
 
 CastFilter = Callable[[tuple[str, ...], Tensor], bool]
-
-if TYPE_CHECKING:
-    Owner = TypeVar("Owner")  # the class of the container that is cast
-    Cast = TypeVar("Cast", covariant=True)
-
-    class BoundCaster(Protocol[Cast]):
-        """`float`, `half` and its like, of a container."""
-
-        def __call__(self, *, cast_filter: CastFilter | None = ...) -> Cast: ...
-
-    class Caster:
-        """The type of the methods made by `caster`."""
-
-        def __get__(self, td: Owner, kind: Any) -> BoundCaster[Owner]: ...
 
 
 def to(

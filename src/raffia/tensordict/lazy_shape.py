@@ -242,16 +242,14 @@ def _reshaped(td: Any, name: str, new: torch.Size, ndim: int) -> Any:
     return None
 
 
-def grid(td: Any, members: list[Any], sizes: Sequence[int], dim: int) -> Node | None:
-    """Nested lazy stacks: members in row-major order over dimensions `sizes` at `dim`.
+def grid(td: Any, members: list[Any], sizes: Sequence[int], dim: int) -> Node:
+    """Nested lazy stacks: members in row-major order over dimensions `sizes`, none empty, at `dim`.
 
-    One member where there are no such dimensions; None where one of them, but the first, is empty.
+    One member where there are no such dimensions.
     """
     if not sizes:
         return members[0]
     for n in reversed(sizes[1:]):
-        if not n:
-            return None
         members = [td._of(members[i : i + n], dim) for i in range(0, len(members), n)]
     return td._of(members, dim)
 

@@ -117,17 +117,10 @@ class LazyWrites(TensorDictBase):
             return self._split(source)
         if source.__class__ is not dict:
             return None
-        size, ndim = self._batch_size, len(self._batch_size)
         rows: list[dict[Any, Any]] = [{} for _ in self.tensordicts]
         for name, value in source.items():
-            if value.__class__ is not Tensor:
-                parts: Any = self._parts_of(value)
-            elif value.is_nested:
-                parts = None
-            elif value.shape[:ndim] != size and (value.dim() < ndim or not fits(value.shape, size)):
-                parts = None
-            else:
-                parts = value.unbind(self.stack_dim)
+            whole = self._is_whole(value)
+            parts: Any = value.unbind(self.stack_dim) if whole else self._parts_of(value)
             if parts is None:
                 return None
             for row, part in zip(rows, parts, strict=True):

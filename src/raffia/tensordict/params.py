@@ -407,21 +407,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         >>> params.load_state_dict({"w": torch.ones(2)})
         <All keys matched successfully>
         """
-        missing: list[str] = []
-        unexpected: list[str] = []
-        errors: list[str] = []
-        how = {"assign_to_params_buffers": assign}
         flat: dict[str, Any] = {}
         flat_state(state_dict, from_flatten, "", flat, {})
-        self._load_from_state_dict(flat, "", how, strict, missing, unexpected, errors)
-        if strict and (missing or unexpected):
-            raise RuntimeError(
-                f"the keys of the state dict do not match: missing keys {missing}, unexpected "
-                f"keys {unexpected}; strict=False loads the keys that match"
-            )
-        if errors:
-            raise RuntimeError("; ".join(errors))
-        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+        return nn.Module.load_state_dict(self, flat, strict, assign)
 
     def _load_from_state_dict(
         self,
