@@ -109,7 +109,7 @@ def test_the_summary_of_a_population(page):
     for part in [
         "4 members, 2 generations after the first.",
         "The best is member 6, a descendant of member 1.",
-        "All living members descend from 2 of the 4 members",
+        "All living members descend from 2 of the initial 4.",
         "2 members diverged",
         "The same in all members at all times: gamma 0.99.",
     ]:

@@ -88,7 +88,7 @@ def _summary_text(run: Run, lineage: Lineage) -> str:
         )
     lines = len(set(last.founders))
     if len(lineage.columns) > 1:
-        parts.append(f"All living members descend from {lines} of the {num} initial ones.")
+        parts.append(f"All living members descend from {lines} of the initial {lineage.size}.")
     fallen = sum(len(column.fallen) for column in lineage.columns)
     if fallen:
         parts.append(f"{plural(fallen, 'member')} diverged: numbers were no longer finite.")
