@@ -140,11 +140,13 @@ def preset_values(run: Run, presets: Mapping[str, Mapping[str, Any]]) -> dict[st
     >>> run = Run(Path("x"), {"seed": 1, "size": 2}, {"preset": "small"})
     >>> preset_values(run, {"small": {"seed": 0, "size": 1}}), preset_values(run, {})
     ({'size': 1}, None)
+    >>> own = Run(Path("x"), {"size": 2}, {"preset": "small", "reference": "dqn.py:dqn"})
+    >>> preset_values(own, {"small": {"seed": 0, "size": 1}})
     """
     recorded = run.about.get("changed")
     if isinstance(recorded, dict):
         return flat(recorded)
-    if run.preset not in presets:
+    if run.about.get("reference") or run.preset not in presets:  # another algorithm's of this name
         return None
     settings, missing = flat(run.config), object()
     preset = {name: value for name, value in flat(presets[run.preset]).items() if name != "seed"}
