@@ -63,6 +63,13 @@ def test_a_dict_and_no_aux():
     assert value == 6 and aux == {}
 
 
+def test_calls_that_are_not_meant_are_told_what_is():
+    with pytest.raises(TypeError, match="return loss, {}"):
+        value_and_grad(lambda p: p["a"].sum(), {"a": X})
+    with pytest.raises(TypeError, match="TensorDict.from_module"):
+        value_and_grad(lambda p: (p(X).sum(), {}), torch.nn.Linear(1, 1))
+
+
 def test_a_number_that_depends_on_no_parameter():
     def fn(p: dict[str, Tensor]) -> tuple[Tensor, tuple[()]]:
         return torch.tensor(3.0), ()

@@ -61,6 +61,11 @@ def test_what_an_actor_carries_begins_anew_with_each_episode():
     assert segments.read(index[1])["past", "total"][:, 0].equal(total[1])
 
 
+def test_one_environment_is_no_batch():
+    with pytest.raises(TypeError, match=r"Collector needs a batch .* not a Count: .* SerialBatch"):
+        Collector(Count(), seed=1)
+
+
 def test_an_actor_that_does_not_give_what_it_carries_is_told():
     collector = Collector(counts(2), seed=1, carry=CARRY)
     with pytest.raises(ValueError, match=r"'seen' .* \[2\] .* it gave nothing there: return Tens"):

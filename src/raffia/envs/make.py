@@ -90,8 +90,10 @@ def require_env_factory(make_env: object) -> None:
         )
 
 
-def require_batch(env: object) -> None:
+def require_batch(env: object, by: str = "") -> None:
     """TypeError for the result of a function given as `make_env`, if it is not a BatchEnv.
+
+    by: what it was given to instead, which does not render it.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> require_batch(spread(ValueProbe, 2, 0))
@@ -101,8 +103,14 @@ def require_batch(env: object) -> None:
     TypeError: make_env(config) returned a ValueProbe, which is not a batch of environments: pass
     make_env=env_factory(make), where make() returns one environment, or wrap them in a SerialBatch
     """
-    missing = [name for name in ("num_envs", "reset", "step", "render") if not hasattr(env, name)]
+    needed = ("num_envs", "reset", "step", *([] if by else ["render"]))
+    missing = [name for name in needed if not hasattr(env, name)]
     if missing or not isinstance(getattr(env, "spec", None), EnvSpec):
+        if by:
+            raise TypeError(
+                f"{by} needs a batch of environments, not a {type(env).__name__}: such as "
+                "make_env(EnvConfig(num_envs=1)), or SerialBatch([env]) of one Env or more"
+            )
         raise TypeError(
             f"make_env(config) returned a {type(env).__name__}, which is not a batch of "
             "environments: pass make_env=env_factory(make), where make() returns one environment, "

@@ -198,7 +198,10 @@ def checked_actions(action: Tensor, spec: EnvSpec, num_rows: int) -> list[Any]:
         slack = 1e-4 * (high - low)  # what rounding may do
         inside = (low - slack <= array) & (array <= high + slack)  # False for NaN too
         if not inside.all():
-            raise ValueError(f"actions {array.tolist()} must be in {kind.low} .. {kind.high}")
+            raise ValueError(
+                f"actions {array.tolist()} must be in {kind.low} .. {kind.high}: action.clamp(low, "
+                "high) cuts off the draws of an unbounded policy, tanh bounds it"
+            )
         return list(array)
     numbers: list[int] = action.tolist()
     if num_rows and not (0 <= min(numbers) and max(numbers) < kind.n):

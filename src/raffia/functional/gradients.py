@@ -40,9 +40,14 @@ def value_and_grad(
     if is_traced():
         return torch.func.grad_and_value(fn, has_aux=True)(params, *args)
     leaves, structure = pytree.tree_flatten(params)
+    if isinstance(params, torch.nn.Module):
+        raise TypeError("params must be a tree of tensors: TensorDict.from_module(module)")
     with torch.enable_grad():
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-        value, aux = fn(pytree.tree_unflatten(leaves, structure), *args)
+        found = fn(pytree.tree_unflatten(leaves, structure), *args)
+        if isinstance(found, Tensor):
+            raise TypeError("fn must return two things, a number and a tree: return loss, {}")
+        value, aux = found
         if value.requires_grad:
             grads = torch.autograd.grad(value, leaves, materialize_grads=True)
         else:  # nothing leads back to a parameter

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from raffia.envs.env import BatchEnv, FastForwardBatch
+from raffia.envs.make import require_batch
 from raffia.envs.rows import row_of_error
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
@@ -66,6 +67,7 @@ class Collector:
         check: Callable[[TensorDict], None] = lambda step: None,
         carry: TensorDict | None = None,
     ) -> None:
+        require_batch(env, by="Collector")
         self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
         self.carry = carry  # []
         self.ledger = Ledger(env.num_envs, env.spec, seed=seed, first_row=first_row)
@@ -114,7 +116,7 @@ class Collector:
     def _step(self, act: Act) -> TensorDict:
         before = self._state
         assert before is not None
-        chosen = act(self.now)
+        chosen = choose(act, self.now)
         with self._described():
             after = self.env.step(chosen["action"])
         self._check(after)
@@ -262,6 +264,24 @@ def everywhere(env: BatchEnv) -> Tensor:
     tensor([0, 1])
     """
     return torch.arange(env.num_envs)
+
+
+def choose(act: Act, states: TensorDict) -> TensorDict:
+    """What an actor gives for these states; TypeError if that is a bare tensor.
+
+    >>> choose(lambda states: torch.zeros(2), TensorDict(batch_size=[2]))
+    Traceback (most recent call last):
+    ...
+    TypeError: an actor gives a container with "action", and maybe more, but this one gave a
+    tensor: return TensorDict(action=action, batch_size=states.batch_size)
+    """
+    chosen = act(states)
+    if isinstance(chosen, Tensor):
+        raise TypeError(
+            'an actor gives a container with "action", and maybe more, but this one gave a '
+            "tensor: return TensorDict(action=action, batch_size=states.batch_size)"
+        )
+    return chosen
 
 
 def first_carry(carry: TensorDict, num: int) -> TensorDict:

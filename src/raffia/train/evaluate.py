@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from raffia.envs.env import BatchEnv
+from raffia.envs.make import require_batch
 from raffia.envs.opponents import Opponent
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.collect import first_carry, first_frames, next_carry, next_frames
+from raffia.train.collect import choose, first_carry, first_frames, next_carry, next_frames
 from raffia.train.ledger import over
 
 Act = Callable[[TensorDict], TensorDict]  # states [n] -> "action" [n], and what is worth showing
@@ -147,6 +148,7 @@ class EpisodeBatch:
     carry: TensorDict | None = None  # []
 
     def __post_init__(self) -> None:
+        require_batch(self.env, by="play_episodes")
         spec, num_envs = self.env.spec, self.env.num_envs
         if spec.num_players == 2 and self.opponent is None:
             raise ValueError(
@@ -184,7 +186,7 @@ class EpisodeBatch:
         """Act in all rows, and start new episodes where one has ended."""
         action_spec, turn, chosen = self.env.spec.action, self._agents_turn(), None
         if bool(turn.all()):
-            chosen = self.act(self._agent_states())
+            chosen = choose(self.act, self._agent_states())
             action = chosen["action"]
         else:
             action = torch.zeros(len(self._rows), *action_spec.shape, dtype=action_spec.dtype)
