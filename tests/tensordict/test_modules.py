@@ -646,5 +646,5 @@ def test_ties():
     assert names(p)[0] == ["a"] and len(list(p.parameters())) == 1
     assert set(p.state_dict()) == {"a", "n.b"}
     twins = p.clone(), copy.deepcopy(p), pickle.loads(pickle.dumps(p)), p.to(torch.float64)
-    for q in twins:
+    for q in (*twins, p.cuda("meta")):
         assert q["a"] is q["n", "b"] and q["a"] is not t and len(list(q.parameters())) == 1

@@ -133,7 +133,7 @@ def cpu(td: Container, **options: Any) -> Container:
     >>> TensorDict(a=0).cpu().device
     device(type='cpu')
     """
-    return to(td, torch.device("cpu"), **options)
+    return td.to(torch.device("cpu"), **options)
 
 
 def cuda(td: Container, device: Device = None, **options: Any) -> Container:
@@ -145,7 +145,7 @@ def cuda(td: Container, device: Device = None, **options: Any) -> Container:
     """
     index = (device,) if isinstance(device, int) else ()
     name: Any = "cuda" if device is None or index else device
-    return to(td, torch.device(name, *index), **options)
+    return td.to(torch.device(name, *index), **options)
 
 
 def type_(

@@ -135,9 +135,12 @@ def row(td: Any, at: int, rest: tuple[Any, ...], ndim: int) -> Any:
             f"index {at} is out of bounds for dimension {td.stack_dim} with size "
             f"{len(td.tensordicts)}"
         ) from None
-    if all([part.__class__ is slice and part == _ALL for part in rest]):
-        return member
-    return member._index(rest, ndim - 1, None)
+    return member if is_whole(rest) else member._index(rest, ndim - 1, None)
+
+
+def is_whole(rest: tuple[Any, ...]) -> bool:
+    """Whether an index into a member takes all of it."""
+    return all([part.__class__ is slice and part == _ALL for part in rest])
 
 
 def emptied(td: Any, plan: Plan, ndim: int) -> Any:

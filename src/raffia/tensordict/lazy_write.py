@@ -388,30 +388,31 @@ class LazyWrites(TensorDictBase):
         if idx.__class__ is int and not self.stack_dim and not self._is_data():
             lazy_rows.row(self, idx, (), self.ndim).update_(input_dict_or_td, clone, **o)
             return self
-        if (
-            idx.__class__ is slice
-            and not self.stack_dim
-            and isinstance(input_dict_or_td, LazyWrites)
-        ):
-            members = self[idx]
-            if members.batch_size == input_dict_or_td.batch_size:
-                members.update_(input_dict_or_td, clone, **o)
-                return self
         source = updates.merged(input_dict_or_td, {})
-        if not self._is_data() and self._differs_by_member(source):
+        if self._is_data() or _has_unbatched(source):  # which is one for all members
+            return updates.update_at_(self, source, idx, clone, **o)
+        members = self._members_at(idx, source)
+        if members is not None:
+            members.update_(source, clone, **o)
+            return self
+        if self._differs_by_member(source):
             return self._update_members_at(source, idx, clone, **o)
         return updates.update_at_(self, source, idx, clone, **o)
 
-    def _differs_by_member(self, source: Any) -> bool:
-        """Whether entries can't be written through stacked ones: not all members have them.
+    def _members_at(self, idx: Any, source: Any) -> Any:
+        """The rows `idx`, if they are whole members and `source` has a part for each; else None."""
+        plan = lazy_rows.Plan(self, index.normalise(idx, self._batch_size))
+        if not plan.rows or not all([lazy_rows.is_whole(rest) for _, rest in plan.rows]):
+            return None
+        members = self[idx]
+        if isinstance(source, Node):
+            return members if source._batch_size == members._batch_size else None
+        return members if members._lazy and members._parts_of(source) is not None else None
 
-        An `UnbatchedTensor` is one for all members, so it is written through stacked ones.
-        """
+    def _differs_by_member(self, source: Any) -> bool:
+        """Whether entries can't be written through stacked ones: not all members have them."""
         if isinstance(source, LazyWrites):
-            leaves = [leaf for td in source.tensordicts for leaf in td.values(True, True)]
-            return not source._is_data() and not any(
-                [isinstance(x, UnbatchedTensor) for x in leaves]
-            )
+            return not source._is_data()
         return not all([entries.contains(self, key) for key, _ in updates.pairs_of(source)])
 
     def _update_members_at(self, source: Any, idx: Any, clone: bool, **o: Any) -> Self:
@@ -636,6 +637,12 @@ class LazyWrites(TensorDictBase):
 def fits(given: Sequence[int], size: Sequence[int]) -> bool:
     """Whether a shape is the beginning of `size`, in which -1 stands for any number."""
     return all([b in (-1, a) or a == -1 for a, b in zip(given, size, strict=False)])
+
+
+def _has_unbatched(source: Any) -> bool:
+    parts = source._children() if isinstance(source, LazyWrites) else [source]
+    nodes = [part for part in parts if isinstance(part, Node)]
+    return any([isinstance(x, UnbatchedTensor) for td in nodes for x in td.values(True, True)])
 
 
 def _are_fitting(pairs: list[tuple[Any, Any]]) -> bool:

@@ -92,7 +92,7 @@ class Node:
         get = keys = apply = named_apply = state_dict = to_dict = tolist = to_tensordict = _gives
         set = set_ = set_at_ = del_ = update = update_ = update_at_ = select = _gives_alike
         clone = copy = contiguous = densify = pad = reshape = expand = where = empty = _gives_alike
-        exclude = unflatten_keys = lock_ = unlock_ = refine_names = _gives_alike
+        exclude = to = unflatten_keys = lock_ = unlock_ = refine_names = _gives_alike
         filter_non_tensor_data = _gives_alike
         unbind = _gives_rows
         is_empty = is_memmap = is_shared = _tells

@@ -489,14 +489,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         out._origin = ("to", weakref.ref(self))
         return out
 
-    def cpu(self, **options: Any) -> Self:
-        """A copy on the CPU, or the container itself if it is already on the CPU.
-
-        >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).cpu()).__name__
-        'TensorDictParams'
-        """
-        return self.to("cpu", **options)
-
     def _renewed(self, fn: LeafFn) -> TensorDictParams:
         """A copy over new tensors, in which what was one parameter is one again."""
 
