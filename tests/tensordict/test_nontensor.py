@@ -242,3 +242,11 @@ def test_stack():
         NonTensorData("a", [2]).update_at_(NonTensorData("b"), 0)
     with pytest.raises(RuntimeError, match="Cannot update a NonTensorData"):
         NonTensorData("a", [2]).update(words().get("w")[:2])
+
+
+def test_a_stack_of_values_takes_no_entries():
+    values = NonTensorStack("u", "v")
+    for key in ("a", ("a", "b")):
+        with pytest.raises(KeyError, match="holds values, not entries"):
+            values.set(key, 1)
+    assert values.tolist() == ["u", "v"]

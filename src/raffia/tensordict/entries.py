@@ -130,7 +130,7 @@ def set_path(td: Any, path: tuple[str, ...], item: Any) -> None:
     """Store at the end of `path`; missing levels are attached last, so a refused item adds none."""
     node, depth = td, len(path) - 1
     for i in range(depth):
-        if node._lazy:  # whose members may differ in their levels
+        if node._lazy and not node._is_data():  # whose members may differ in their levels
             node._set_path(path[i:], item)
             return
         child = node._get_str(path[i])
