@@ -640,8 +640,9 @@ def fits(given: Sequence[int], size: Sequence[int]) -> bool:
 
 
 def _has_unbatched(source: Any) -> bool:
-    parts = source._children() if isinstance(source, LazyWrites) else [source]
-    nodes = [part for part in parts if isinstance(part, Node)]
+    if not isinstance(source, Node):
+        return False
+    nodes: list[Any] = source._children() if source._lazy else [source]
     return any([isinstance(x, UnbatchedTensor) for td in nodes for x in td.values(True, True)])
 
 
