@@ -18,6 +18,7 @@ from raffia.recipes.members import Members, best_of
 from raffia.recipes.population_config import PopulationConfig
 from raffia.tensordict import TensorDict
 from raffia.train import Checkpoints
+from raffia.train.run_state import RunState
 from tests.recipes.runs import Quiet, last_state, refused, rows, same, short, with_all
 
 POPULATION = PopulationConfig(
@@ -159,18 +160,35 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run" / "replay").iterdir()) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("elitism", [True, False])
 @pytest.mark.parametrize("method", ["tournament", "truncation"])
 @pytest.mark.parametrize("seed", range(2))
-def test_the_best_member_is_known_after_selection(method, seed):
-    config = PopulationConfig(size=4, method=method, hyper=1.0, no_mutation=0.0)
+def test_the_best_member_is_known_after_selection(method, seed, elitism, tmp_path):
+    """A checkpoint has it as it was evaluated, also where it was changed or left out."""
+    config = PopulationConfig(size=4, method=method, hyper=1.0, no_mutation=0.0, elitism=elitism)
     learner = ILQLLearner(RUN)
     members = Members(config, learner, seed)
     state = members.begin(torch.stack([learner.init(number) for number in range(4)]))
     members.evaluated([0.0, 1.0, 3.0, 2.0])
     best = state[members.best].clone()
     state, row = members.evolve(state)
-    assert row["kinds"][members.best] == "none"
-    assert same(state[members.best], best)
+    parts = {"population": members, "champion": members.champion}
+    Checkpoints(tmp_path).save(1, *RunState(tmp_path, parts).save(state))
+    found = Checkpoints(tmp_path).newest()
+    assert same(best_of(found), best)
+    assert found.has("champion") != elitism
+    if elitism:
+        assert row["kinds"][members.best] == "none"
+        assert same(state[members.best], best)
+
+
+def test_only_checkpoints_of_evaluations_have_a_champion(tmp_path):
+    run = with_all(RUN, population={"elitism": False, "no_mutation": 0.0}, num_updates=6)
+    run = with_all(run, checkpoint={"every_updates": 1, "keep": 9}, evaluate__every_updates=2)
+    ilql.train(run, tmp_path / "run", view=Quiet())
+    saved = Checkpoints(tmp_path / "run" / "checkpoints").available()
+    assert [one.update for one in saved if one.has("champion")] == [2, 4]
+    assert len(saved) == 6 and ilql.resume(tmp_path / "run", view=Quiet()).update == 6
 
 
 def test_evolved_members_are_reanalyzed_with_their_own_targets(tmp_path, monkeypatch):

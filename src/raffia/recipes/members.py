@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
@@ -31,7 +32,25 @@ from raffia.train.evaluations import Evaluated, Outcome
 from raffia.train.nan_guard import all_finite
 
 POPULATION_KEY = "population"  # in a checkpoint's extras
+CHAMPION_KEY = "champion"  # a file of a checkpoint
 LONGEST = 60.0  # seconds of learning that a lost worker makes again, at most
+
+
+@dataclass
+class Champion:
+    """The best member as it was evaluated, where the generation after that has changed it or left
+    it out; until the next update. A checkpoint's score is that of this one.
+    """
+
+    found: TensorDict = field(default_factory=TensorDict)  # its state; empty: there is none
+
+    def state(self) -> TensorDict:
+        """The state for a checkpoint."""
+        return self.found
+
+    def load_state(self, state: TensorDict) -> None:
+        """Load a state that `state` gave."""
+        self.found = state
 
 
 class Members:
@@ -65,6 +84,7 @@ class Members:
         self.learner = Population(learner, config.size, batches=batches, grads=grads)
         self.evolution = Evolution(config.size, config.selection(), config.mutations())
         self.best = 0  # index of the best member
+        self.champion = Champion()
         self._is_evaluated = False  # whether there is an evaluation that nothing has followed from
 
     def begin(self, state: TensorDict) -> TensorDict:
@@ -118,9 +138,12 @@ class Members:
         if not self._is_evaluated:
             return None
         draws = generator_for(self.seed, "generation", self.evolution.number)
-        best = self.evolution.members[self.best]
+        best, evaluated = self.evolution.members[self.best], state[self.best]
         state, generation = self.evolution.step(state, draws)
-        self.best = generation.members.index(best) if best in generation.members else 0
+        survives = best in generation.members
+        self.best = generation.members.index(best) if survives else 0
+        if not survives or generation.kinds[self.best] != "none":
+            self.champion.found = evaluated.clone()
         self._is_evaluated = False
         return state, generation.as_row()
 
@@ -145,7 +168,9 @@ def best_of(found: Checkpoint, device: torch.device | None = None) -> TensorDict
     ...     best_of(Checkpoints(folder).newest(print))["w"]
     tensor(2.)
     """
-    state = found.tensors("state") if device is None else found.tensors("state", device)
+    state = found.tensors("state", device)
+    if found.has(CHAMPION_KEY):
+        return found.tensors(CHAMPION_KEY, device)
     if POPULATION_KEY in found.extras:
         return state[found.extras[POPULATION_KEY]["best"]].clone()
     return state

@@ -89,6 +89,12 @@ class RunExperiment(Experiment):
         is_of_env = row_of_error(error) is not None
         return (isinstance(error, TaskError) or is_of_env) and self.across is None
 
+    def learn(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Learn from a batch; see `Experiment.learn`."""
+        if self.members is not None:
+            self.members.champion.load_state(TensorDict())
+        return super().learn(state, batch)
+
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
         return None if self.members is None else self.members.evolve(self.whole(state))

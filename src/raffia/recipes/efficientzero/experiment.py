@@ -47,7 +47,7 @@ from raffia.recipes.efficientzero.reanalyzers import (
 )
 from raffia.recipes.efficientzero.warm_start import warm_state
 from raffia.recipes.efficientzero.workers import describe_workers, make_workers
-from raffia.recipes.members import POPULATION_KEY, Members
+from raffia.recipes.members import CHAMPION_KEY, POPULATION_KEY, Members
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.workers import RunWorkers
 from raffia.search.base import UnfitOutputError
@@ -171,7 +171,7 @@ class EfficientZeroExperiment(RunExperiment):
             stream["ahead"] = self.ahead
         parts: dict[str, Stateful | Tree] = {"stream": stream, "evaluations": self.evaluations}
         if self.members is not None:
-            parts[POPULATION_KEY] = self.members
+            parts |= {POPULATION_KEY: self.members, CHAMPION_KEY: self.members.champion}
         return parts
 
     def _check_step(self, step: TensorDict) -> None:

@@ -42,7 +42,7 @@ from raffia.recipes.ilql.networks import (
     making_of,
     refuse_unfit,
 )
-from raffia.recipes.members import POPULATION_KEY, Members, MembersRole
+from raffia.recipes.members import CHAMPION_KEY, POPULATION_KEY, Members, MembersRole
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.recipes.running import threads
@@ -107,6 +107,7 @@ class ILQLExperiment(RunExperiment):
                 "data": Recorded(self._data()),
                 "language_model": Recorded(self.making.checksum),
                 POPULATION_KEY: self.members,
+                CHAMPION_KEY: None if self.members is None else self.members.champion,
                 "evaluations": self.evaluations,
             }
             self.parts = {name: part for name, part in parts.items() if part is not None}
