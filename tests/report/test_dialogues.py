@@ -269,8 +269,10 @@ def test_intervals_over_seeds_are_students():
     # of -1, -2, -3: standard deviation 1, t of 2 degrees of freedom 4.303
     found = over([-1.0, -2.0, -3.0])
     assert (found.mean, found.high) == (-2.0, pytest.approx(-2 + 4.303 / 3**0.5, abs=1e-4))
-    many = over([0.0, 1.0] * 20)  # t of 39 degrees of freedom 2.0227
-    assert many.high - many.mean == pytest.approx(2.0227 * 0.5064 / 40**0.5, abs=1e-3)
+    for num, t in ((14, 2.1604), (40, 2.0227)):  # of 13 and 39 degrees of freedom
+        many = over([0.0, 1.0] * (num // 2))
+        error = 0.5 * (num / (num - 1)) ** 0.5 / num**0.5
+        assert (many.high - many.mean) / error == pytest.approx(t, rel=1e-3)
 
 
 def test_one_run_has_its_decodings_and_its_data_in_the_table(run):

@@ -288,7 +288,9 @@ def over(values: Sequence[float]) -> Decoding:
         return Decoding(mean)
     freedom = len(values) - 1
     # Beyond the table the first terms of its expansion are right to a thousandth.
-    quantile = _T[freedom - 1] if freedom <= len(_T) else _Z + (_Z**3 + _Z) / (4 * freedom)
+    terms = (_Z, (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96)
+    expansion = sum(term / freedom**power for power, term in enumerate(terms))
+    quantile = _T[freedom - 1] if freedom <= len(_T) else expansion
     error = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return Decoding(mean, mean - error, mean + error)
 
