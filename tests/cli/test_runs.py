@@ -1,5 +1,6 @@
 """Commands about runs, with the recipe replaced by one that only records its calls."""
 
+import io
 import json
 import os
 import re
@@ -185,6 +186,7 @@ evaluate runs/cartpole-0 --format mp4 => --format is that of the videos of --rec
     | raffia evaluate runs/cartpole-0 --record --format mp4
 report runs/cartpole-0 --ot page.html => --out
 report runs/cartpole-0 --out mine => --out mine is a folder | runs/cartpole-0 --out mine/report.html
+list runs --in gone => --in gone is not a folder | raffia list runs
 check-env CartPole-v1 --seed -1 => --seed: '-1' is not a whole number of at least 0
 play runs/game --num-simulations 0 => --num-simulations: '0' is not a whole number of at least 1
 play runs/cartpole-0 --secnd => --second
@@ -365,6 +367,14 @@ def test_an_environment_of_any_name_can_be_printed(here, capsys):
     assert r"EfficientZero on \ud800, seed 0" in capsys.readouterr().out
 
 
+def test_letters_that_the_output_has_not_are_written_out(here, monkeypatch):
+    Path("ü").mkdir()
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        assert main(["list", "runs", "--in", "ü"]) == 0
+        assert rb"below \xfc" in output.buffer.getvalue()
+
+
 # ------------------------------------------------------------------------------------- evaluate
 
 EVALUATED = [  # the arguments, and the options that differ from the defaults
@@ -482,7 +492,8 @@ def test_presets_runs_and_environments_are_listed(here, capsys):
     args = ["runs/a", "CartPole-v1", "7", "stopped", "3,400", "340", "1", "min", "35", "s"]
     assert line.split() == [*args, "150.0", "187.0"]  # the latest, the best
     assert "empty" in next(line for line in output.splitlines() if "runs/new" in line)
-    assert main(["list", "runs", "--in", "gone"]) == 0
+    Path("bare").mkdir()
+    assert main(["list", "runs", "--in", "bare"]) == 0
     assert "none yet" in capsys.readouterr().out
     assert main(["list", "environments"]) == 0
     names = capsys.readouterr().out.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     _open_what_is_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr does: a path may have any letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     with warnings.catch_warnings():

@@ -52,6 +52,8 @@ def list_all(words: Sequence[str]) -> int:
     if args.kinds == ["environments"]:  # bare names, for grep
         print("\n".join(_environments()))
         return 0
+    if args.home != HOME and not args.home.is_dir():
+        raise UsageError(f"--in {args.home} is not a folder", call("raffia", "list", "runs"))
     parts = {
         "presets": lambda: [_title("presets", "--preset NAME"), presets()],
         "environments": lambda: [_title("environments", "--env.id NAME"), *_environments()],
