@@ -110,6 +110,7 @@ def test_a_run_s_folder_cannot_import_a_module_of_the_current_folder(
 
 OTHERS = {  # a name, and words of the error
     "efficientzer": "did you mean efficientzero",
+    "some/dqn.py": "Name the record in it: some/dqn.py:NAME",
     "no_such_package:dqn": "no_such_package:dqn cannot be imported",
     "no_such_file.py:dqn": "cannot be imported: .*No such file",
     f"{EXAMPLE}:dqnn": "has no attribute 'dqnn'",

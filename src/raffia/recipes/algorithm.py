@@ -142,6 +142,8 @@ def find_algorithm(name: str) -> Algorithm:
     if ":" not in name:
         if name in ALGORITHMS:
             return ALGORITHMS[name]
+        if name.endswith(".py"):
+            raise ConfigError(f"which algorithm of {name}? Name the record in it: {name}:NAME")
         raise ConfigError(f"there is no algorithm {name!r}{_near(name)}")
     found = given_name(name, "a raffia.recipes.Algorithm")
     if not isinstance(found, Algorithm):
