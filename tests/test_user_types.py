@@ -315,9 +315,11 @@ def first(state: TensorDict) -> TensorDict:
 
 
 played = play_episodes(env, first, num_episodes=2, seed=0)
-assert_type(played, Episodes | None)
-if played is not None:
-    assert_type(played.returns, list[float])
+assert_type(played, Episodes)
+assert_type(played.returns, list[float])
+assert_type(
+    play_episodes(env, first, num_episodes=2, seed=0, stop=lambda: True), Episodes | None
+)
 
 
 class Still(Env):  # the contract has a `render` without a picture, and a `close`

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -72,6 +72,7 @@ class Episodes:
         return {**values, "as_first": self.as_first} if self.as_first else values
 
 
+@overload
 def play_episodes(
     env: BatchEnv,
     act: Act,
@@ -82,7 +83,40 @@ def play_episodes(
     max_steps: int = 27_000,
     opponent: Opponent | None = None,
     watch: Watch | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: None = None,
+    check: Callable[[TensorDict], None] = ...,
+    carry: TensorDict | None = None,
+) -> Episodes: ...
+
+
+@overload
+def play_episodes(
+    env: BatchEnv,
+    act: Act,
+    *,
+    num_episodes: int,
+    seed: int,
+    frame_stack: int = 1,
+    max_steps: int = 27_000,
+    opponent: Opponent | None = None,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] | None,
+    check: Callable[[TensorDict], None] = ...,
+    carry: TensorDict | None = None,
+) -> Episodes | None: ...
+
+
+def play_episodes(
+    env: BatchEnv,
+    act: Act,
+    *,
+    num_episodes: int,
+    seed: int,
+    frame_stack: int = 1,
+    max_steps: int = 27_000,
+    opponent: Opponent | None = None,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] | None = None,
     check: Callable[[TensorDict], None] = lambda outputs: None,
     carry: TensorDict | None = None,
 ) -> Episodes | None:
@@ -109,7 +143,7 @@ def play_episodes(
         max_steps=max_steps,
         opponent=opponent,
         watch=watch,
-        stop=stop,
+        stop=stop or (lambda: False),
         check=check,
         carry=carry,
     )
