@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
-from raffia.cli.style import columns, number, paint
+from raffia.cli.style import columns, digits_of, number, paint
 from raffia.files import make_folder, write_json
 from raffia.hints import plural
 
@@ -117,8 +117,7 @@ def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[b
     rows = [["", "mean", "+-", "min", "median", "max"]]
     for name, values in (("return", returns), ("length", lengths)):
         mean, error, *extremes = spread_of([float(value) for value in values]).values()
-        size = max(map(abs, values))
-        fine = 1 if size >= 10 else 2 if size >= 0.1 else 4
+        fine = digits_of(max(map(abs, values)))
         digits = 0 if all(float(value or 0).is_integer() for value in extremes) else fine
         cells = [number(mean, fine), number(error, fine)]
         rows.append([name, *cells, *(number(value, digits) for value in extremes)])

@@ -106,11 +106,7 @@ def _row(run: RunSummary) -> list[str]:
 
 
 def _result(mean_return: float | None, loss: float | None) -> str:
-    """A result as text; small figures have more digits."""
-    if loss is not None:
-        return f"loss {number(loss, 3)}"
-    small = mean_return is not None and abs(mean_return) < 10
-    return number(mean_return, 2 if small else 1)
+    return number(mean_return) if loss is None else f"loss {number(loss, 3)}"
 
 
 def _title(title: str, remark: str) -> str:

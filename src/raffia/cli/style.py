@@ -161,10 +161,23 @@ def call(*words: str | Path) -> str:
     return shlex.join(map(str, words))
 
 
-def number(value: float | None, digits: int = 1) -> str:
+def number(value: float | None, digits: int | None = None) -> str:
     """A figure for people; "-" where there is none.
 
-    >>> number(15000, 0), number(197.25), number(None)
-    ('15,000', '197.2', '-')
+    digits: behind the point; None: small figures have more.
+
+    >>> number(15000, 0), number(197.25), number(-1.5), number(0.012), number(None)
+    ('15,000', '197.2', '-1.50', '0.0120', '-')
     """
-    return "-" if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value:,.{digits_of(abs(value)) if digits is None else digits}f}"
+
+
+def digits_of(size: float) -> int:
+    """The digits behind the point of figures up to this size.
+
+    >>> digits_of(475.0), digits_of(9.5), digits_of(0.02)
+    (1, 2, 4)
+    """
+    return 1 if size >= 10 else 2 if size >= 0.1 or not size else 4

@@ -196,12 +196,14 @@ def percent(fraction_done: float) -> str:
 
 
 def score(value: float | None) -> str:
-    """Format a return, with one decimal if it has a fraction.
+    """Format a return, with one decimal if it has a fraction; below 10 with three digits.
 
-    >>> score(200.0), score(-21.25), score(None)
-    ('200', '-21.2', '-')
+    >>> score(200.0), score(-21.25), score(0.0125), score(None)
+    ('200', '-21.2', '0.0125', '-')
     """
-    return "-" if value is None else f"{value:,.1f}".removesuffix(".0")
+    if value is None or abs(value) < 10:
+        return "-" if value is None else f"{value:.3g}"
+    return f"{value:,.1f}".removesuffix(".0")
 
 
 def rate(value: float | None) -> str:
