@@ -291,7 +291,7 @@ def pop(td: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
     >>> td.pop("a"), td.pop("a", None)
     (tensor(1), None)
     """
-    node, name = _open(td, key)
+    node, name = locate(td, key)
     if node is not None and name in node._d:
         return node._d.pop(name)
     value = get(td, key, default)
@@ -324,7 +324,7 @@ def del_(td: Container, key: NestedKey) -> Container:
     >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).del_("b")[0].keys())
     ['a']
     """
-    node, name = _open(td, key)
+    node, name = locate(td, key)
     if node is not None and name in node._d:
         del node._d[name]
         return td
@@ -349,7 +349,7 @@ def rename_key_(
     >>> list(TensorDict(a=1).rename_key_("a", ("b", "c")).keys(True, True))
     [('b', 'c')]
     """
-    (node, name), (into, new) = _open(td, old_key), _open(td, new_key)
+    (node, name), (into, new) = locate(td, old_key), locate(td, new_key)
     if node is not None and node is into and name in node._d and not (safe and new in node._d):
         if name != new:
             node._d[new] = node._d.pop(name)
@@ -413,16 +413,13 @@ def rename_keys(
     return out
 
 
-def _open(td: Any, key: NestedKey) -> tuple[Any, Any]:
-    """`locate` for a container of any class, of which nothing but an open plain one is found."""
-    return (None, key) if td.__class__ is not td._plain or td._locked else locate(td, key)
-
-
 def locate(td: Any, key: NestedKey) -> tuple[Any, Any]:
     """The container right around an entry and the entry's name; None for it unless all is plain.
 
-    That is: `key` is well-formed, and each container on the way is an unlocked `TensorDict`.
+    That is: `key` is well-formed, and `td` and those on the way are unlocked `TensorDict`s.
     """
+    if td.__class__ is not td._plain or td._locked:
+        return None, key
     if key.__class__ is str:
         return td, key
     if key.__class__ is not tuple or not key or key[-1].__class__ is not str:

@@ -290,7 +290,10 @@ class LazyWrites(TensorDictBase):
             else:
                 node._replace_str(name, entry._with_rows(index, value))
             return self
-        if index.__class__ is int and self._wrote_row(key, value, index):
+        if index.__class__ is int and not self.stack_dim:
+            lazy_rows.row(self, index, (), self.ndim).set_at_(
+                key, value, ..., non_blocking=non_blocking
+            )
             return self
         if isinstance(value, (list, tuple, np.ndarray, np.generic)):
             value = torch.as_tensor(value)
@@ -301,17 +304,6 @@ class LazyWrites(TensorDictBase):
         except RuntimeError as error:
             raise RuntimeError(f"cannot write into rows of entry {key!r}: {error}") from error
         return self
-
-    def _wrote_row(self, key: NestedKey, value: Any, at: int) -> bool:
-        """Write a tensor into that of one member; False if it is not as simple as that."""
-        if self.stack_dim or not -len(self.tensordicts) <= at < len(self.tensordicts):
-            return False
-        member = self.tensordicts[at]
-        if value.__class__ is not Tensor or member.__class__ is not TensorDict:
-            return False
-        node, name = entries.locate(member, key)
-        dest = None if node is None else node._d[name]
-        return dest.__class__ is Tensor and updates.copied([dest], [value])
 
     def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
         """A copy (same tensors) in which each key of `mapping` has its new name in all members.

@@ -125,7 +125,7 @@ def exclude(td: Container, *keys: NestedKey, inplace: bool = False) -> Container
     """
     if inplace and td._locked:
         raise locked_error(td)
-    if inplace and td.__class__ is td._plain:
+    if inplace:
         found = [locate(td, key) for key in keys]
         if all([node is not None for node, _ in found]):
             for node, name in found:
