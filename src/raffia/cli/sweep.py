@@ -35,7 +35,7 @@ the others continue."""
 VARIES = {
     "--seeds 0..4": "one run per seed; a list such as 0,1,7 works, too (default: the seed setting)",
     "--grid NAME=ONE,TWO ...": "values of settings; all combinations are trained",
-    "--random N": "N random draws from --ranges",
+    "--random N": "N random draws from --ranges, all different",
     "--optuna N": "N trials from --ranges, each suggested by Optuna from the scores of earlier "
     "trials (extra: sweep)",
     "--ranges NAME=LOW..HIGH ...": "ranges of settings, or choices: NAME=ONE,TWO. A range is "
