@@ -148,6 +148,9 @@ class Population:
         except RuntimeError as error:
             if self._grads == "vmap" or isinstance(error, torch.OutOfMemoryError):
                 raise
+            if how == "traced":  # maybe the recording fails, and the program itself does not
+                self._grads = None
+                return self._of_group(state, batch)
             found = self._of_each(state, batch)  # raises what is wrong with a member itself
             self._grads = "each"
             warnings.warn(
