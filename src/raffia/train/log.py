@@ -91,18 +91,24 @@ class Log:
         values = {**means, **self._rates(update), **self._experiment.clock.take()}
         extra = self._experiment.extra_metrics(update)
         self._write("train", update, values | extra)
-        self._workers(extra)
+        self._workers(update, extra)
         losses = {name: mean for name, mean in means.items() if name.endswith("loss")}
         self.status = replace(self.status, losses=losses)
         self._mark(update)
 
-    def _workers(self, extra: Mapping[str, float]) -> None:
+    def _seconds_since(self, update: int) -> float | None:
+        """Seconds since the last row; None if nothing was learnt in them."""
+        if self._before is None or self._before[1]["updates"] == update:
+            return None
+        return max(self._records.seconds - self._before[0], 1e-9)
+
+    def _workers(self, update: int, extra: Mapping[str, float]) -> None:
         """Show what workers cost: `Pool.metrics` names what is counted since the session began."""
         waits = [value for name, value in extra.items() if name.startswith("waited_for_")]
-        if not waits or self._before is None:
-            return
-        took = max(self._records.seconds - self._before[0], 1e-9)
         waited, self._waited = sum(waits) - self._waited, sum(waits)
+        took = self._seconds_since(update)
+        if not waits or took is None:
+            return
         restarts = [value for name, value in extra.items() if name.endswith("_restarts")]
         self.status = replace(
             self.status,
@@ -124,12 +130,11 @@ class Log:
         return {"updates": update, **played, **self._experiment.counters()}
 
     def _rates(self, update: int) -> dict[str, float]:
-        if self._before is None or self._before[1]["updates"] == update:
-            return {}  # nothing was learnt since
-        seconds, before = self._before
-        took = max(self._records.seconds - seconds, 1e-9)
+        took = self._seconds_since(update)
+        if took is None or self._before is None:
+            return {}
         rates = {
-            f"{name}_per_second": (count - before[name]) / took
+            f"{name}_per_second": (count - self._before[1][name]) / took
             for name, count in self._counts(update).items()
         }
         self.status = replace(
