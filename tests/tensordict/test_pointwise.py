@@ -237,6 +237,11 @@ def test_default_for_keys_that_differ():
     each([*BINARY, "bitwise_and", "logical_and", "rsub"], check)
     for default in ("intersection", torch.tensor(0.0)):
         assert_leaves(one.add(one, default=default), one + one)
+    stack = lazy_stack([one, one]), lazy_stack([two, two])
+    for default in ("intersection", 0.5):
+        result = stack[0].add(stack[1], default=default)
+        assert type(result) is type(stack[0])
+        assert_leaves(result[1], one.add(two, default=default))
 
 
 # -------------------------------------------------------------------------------------- errors

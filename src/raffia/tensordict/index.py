@@ -14,7 +14,7 @@ from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Container, Names, Node, has_tensors
-from raffia.tensordict.views import paired
+from raffia.tensordict.views import completed, paired
 
 _SCALAR = torch.zeros((), dtype=torch.bool)
 
@@ -377,7 +377,9 @@ def where(
     >>> TensorDict(a=torch.ones(2), batch_size=[2]).where(torch.tensor([True, False]), 0.0)["a"]
     tensor([1., 0.])
     """
-    return written(td._where(condition, other, pad), out, update_batch_size)
+    if pad is not None and isinstance(other, Node):
+        td, other = completed(td, other, lambda leaf: torch.full_like(leaf, pad))
+    return written(td._where(condition, other), out, update_batch_size)
 
 
 def written(result: Container, out: Container | None, update_batch_size: bool) -> Container:
@@ -404,7 +406,7 @@ def _replace_values(out: Any, result: Any) -> None:
                 node._set_str(name, value)
 
 
-def chosen(td: Any, condition: Tensor, other: Any, pad: Any = None) -> Any:
+def chosen(td: Any, condition: Tensor, other: Any) -> Any:
     """`where` of a dense node."""
     if not isinstance(other, Node):
         leaves = td._leaves([])
@@ -415,23 +417,14 @@ def chosen(td: Any, condition: Tensor, other: Any, pad: Any = None) -> Any:
     for name in dict.fromkeys([*mine, *theirs]):
         a, b = mine.get(name), theirs.get(name)
         if a is None or b is None:
-            there: Any = a if b is None else b
-            if not has_tensors(there):
-                entries[name] = there
-                continue
-            if pad is None:
+            entries[name] = a if b is None else b
+            if has_tensors(entries[name]):
                 raise KeyError(
                     f"where: only one of the two containers has {name!r}; pass pad=value to use "
                     "that value for the other"
                 )
-            filler = (
-                there._map(lambda leaf: torch.full_like(leaf, pad))
-                if isinstance(there, Node)
-                else torch.full_like(there, pad)
-            )
-            a, b = (filler if a is None else a), (filler if b is None else b)
-        if isinstance(a, Node):
-            entries[name] = a._where(condition, b, pad)
+        elif isinstance(a, Node):
+            entries[name] = a._where(condition, b)
         else:
             entries[name] = torch.where(expand_right(condition, a), a, b)
     ndim = len(td._batch_size)

@@ -618,12 +618,12 @@ class LazyStackedTensorDict(LazyWrites):
             )
         return tuple([self[(*lead, i)] for i in range(num)])
 
-    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
+    def _where(self, condition: Tensor, other: Any) -> Any:
         parts = self._split(other) if isinstance(other, Node) else [other] * len(self.tensordicts)
         if parts is None:
-            return index.chosen(self.contiguous(), condition, other, pad)
+            return index.chosen(self.contiguous(), condition, other)
         rows = zip(self.tensordicts, self._tensor_parts(condition), parts, strict=True)
-        return self._of_members([td._where(row, part, pad) for td, row, part in rows])
+        return self._of_members([td._where(row, part) for td, row, part in rows])
 
     # -- showing
 

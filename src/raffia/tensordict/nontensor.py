@@ -81,7 +81,7 @@ class NonTensor(ValueNode, TensorCollection):
                 state[name] = state.pop(shared)
         return state
 
-    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
+    def _where(self, condition: Tensor, other: Any) -> Any:
         """The values where `condition` is true, those of `other` elsewhere."""
         if not (isinstance(other, Node) and other._is_data()) or all_same([self, other]):
             return self

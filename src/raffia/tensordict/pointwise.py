@@ -16,6 +16,7 @@ from torch import Tensor
 from raffia.tensordict import kinds
 from raffia.tensordict.node import Container, Node, has_tensors
 from raffia.tensordict.unbatched import UnbatchedTensor
+from raffia.tensordict.views import completed
 
 UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p
 log2 neg reciprocal round sigmoid sign sin sinh sqrt tan tanh trunc""".split()
@@ -167,7 +168,7 @@ def binary(td: Container, name: str, other: Any, default: Any = None, **options:
     """A binary operation that gives a new container."""
     foreach, single = _FOREACH.get(name), _SINGLE[name]
     if default is not None and isinstance(other, Node):
-        return _with_default(td, single, other, default, options)
+        td, other = completed(td, other, _filler(default))
     if foreach is not None and isinstance(other, NUMBERS) and "alpha" in options:
         other = other * options.pop("alpha")
     td, other = broadcast(td, other)
@@ -192,32 +193,13 @@ def binary_(td: Container, name: str, other: Any, **options: Any) -> Container:
     return td
 
 
-def _with_default(
-    td: Any, single: Callable[..., Tensor], other: Any, default: Any, options: dict[str, Any]
-) -> Any:
-    """A binary operation on containers whose keys differ."""
-    left, right = td._entries(), other._entries()
-    entries = {}
-    for name in dict.fromkeys([*left, *right]):
-        a, b = left.get(name), right.get(name)
-        if a is None or b is None:
-            if default == "intersection":
-                continue
-            there: Any = b if a is None else a
-            if isinstance(there, Node) and not isinstance(there, UnbatchedTensor):
-                hollow = there._new({}, there._batch_size)
-                mine, theirs = (hollow, there) if a is None else (there, hollow)
-                entries[name] = _with_default(mine, single, theirs, default, options)
-                continue
-            filler = torch.full_like(there, default) if isinstance(default, NUMBERS) else default
-            a, b = (filler if a is None else a), (filler if b is None else b)
-        if isinstance(a, UnbatchedTensor):
-            entries[name] = UnbatchedTensor(single(a, b, **options), a._batch_size)
-        elif isinstance(a, Node):
-            entries[name] = a if a._is_data() else _with_default(a, single, b, default, options)
-        else:
-            entries[name] = single(a, b, **options)
-    return td._new(entries, td._batch_size, td._names)
+def _filler(default: Any) -> Callable[[Tensor], Any] | None:
+    """What `default` gives for an entry that only one container has; None to leave that out."""
+    if isinstance(default, str) and default == "intersection":
+        return None
+    if isinstance(default, NUMBERS):
+        return lambda leaf: torch.full_like(leaf, default)
+    return lambda leaf: default
 
 
 _NAMES = (*BINARY, "lerp", "addcmul", "addcdiv")

@@ -218,7 +218,7 @@ class UnbatchedTensor(Tensor, WholeValue):  # type: ignore[misc] # its methods a
             self._plain_tensor()[idx] = value
         return self
 
-    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
+    def _where(self, condition: Tensor, other: Any) -> Any:
         if isinstance(other, UnbatchedTensor) and not same_tensor(self, other):
             raise RuntimeError(
                 "where: the two containers hold different UnbatchedTensors, which have no rows to "

@@ -126,6 +126,32 @@ def paired(td: Any, source: Any) -> Iterator[tuple[Any, str, Any, Any]]:
             yield td, name, mine, value
 
 
+def completed(td: Any, other: Any, fill: Callable[[Tensor], Any] | None) -> tuple[Any, Any]:
+    """Two containers with the keys of both: for an entry that one lacks, `fill` of the other's.
+
+    fill: None leaves these entries out.
+    """
+    parts = td._split(other) if td._lazy else None
+    if parts is not None:
+        pairs = [completed(*pair, fill) for pair in zip(td.tensordicts, parts, strict=True)]
+        return td._of_members([a for a, _ in pairs]), td._of_members([b for _, b in pairs])
+    mine, theirs = td._entries(), other._entries()
+    left, right = {}, {}
+    for name in dict.fromkeys([*mine, *theirs]):
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None:
+            if fill is None:
+                continue
+            there = b if a is None else a
+            filler = there._map(fill) if isinstance(there, Node) else fill(there)
+            a, b = (filler if a is None else a), (filler if b is None else b)
+        elif all([isinstance(node, Node) and not node._is_data() for node in (a, b)]):
+            a, b = completed(a, b, fill)
+        left[name], right[name] = a, b
+    first = td._new(left, td._batch_size, td._names)
+    return first, other._new(right, other._batch_size, other._names)
+
+
 def entries_list(
     td: Node, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
 ) -> list[tuple[Any, Any]]:
