@@ -31,6 +31,11 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
     with replaced(path) as temporary:
         Path(temporary).write_bytes(b"new")
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["x"]
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(OSError, match="cannot replace a folder or a device"):
+            write_atomically(other, b"new")
+    assert (tmp_path / "pipe").is_fifo() and len(os.listdir(tmp_path)) == 2
 
 
 def test_a_file_is_synced_before_it_is_renamed_and_its_folder_afterwards(tmp_path, monkeypatch):

@@ -65,6 +65,9 @@ def replaced(path: Path, *, is_synced: bool = True, follows_links: bool = True) 
     """
     path = os.path.abspath(path)
     path = os.path.realpath(path) if follows_links and os.path.islink(path) else path
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.islink(path):
+        code = errno.EISDIR if os.path.isdir(path) else errno.EEXIST
+        raise OSError(code, "a file cannot replace a folder or a device", path)
     folder = os.path.dirname(path)
     temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
     try:
