@@ -97,10 +97,15 @@ def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
     tokenizer = find_tokenizer(config, folder, source, may_rebuild=True)
     block_size = config.model.trunk.block_size
     if source is None:
-        games = play_games(config.wordle)
-        learnt = DialogueDataset.build(
-            ObservationDialogues(games, name="the games"), tokenizer, max_len=block_size
-        )
+        games = ObservationDialogues(play_games(config.wordle), name="the games")
+        try:
+            learnt = DialogueDataset.build(games, tokenizer, max_len=block_size)
+        except RowTooLongError:
+            longest = DialogueDataset.build(games, tokenizer).statistics().longest
+            raise RunError(
+                f"model.trunk.block_size={block_size} is the model's context, but the longest game "
+                f"has {longest} tokens: set it to {longest} or more"
+            ) from None
         return Corpus(tokenizer, _best(learnt, config), None)
     data = config.data
     max_len = block_size if data.max_len is None else data.max_len
