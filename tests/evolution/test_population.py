@@ -325,6 +325,28 @@ REFUSED = [
 ROWS = regression_batch(B)
 
 
+class Plain:
+    """A learner of one number, without hyper-parameters and buffers."""
+
+    def init(self, seed):
+        return TensorDict(params=TensorDict(w=torch.tensor(float(seed % 7))), step=torch.tensor(0))
+
+    def grads(self, state, batch):
+        error = state["params", "w"] - batch["x"].mean()
+        return TensorDict(grads=TensorDict(w=error)), TensorDict(loss=error.square())
+
+    def apply(self, state, update):
+        return TensorDict(params=state["params"] - update["grads"], step=state["step"] + 1)
+
+
+def test_a_learner_may_have_no_hyper_parameters():
+    population, batch = Population(Plain(), 3), TensorDict(x=torch.full((4,), 2.0), batch_size=[4])
+    state, metrics = updated(population, population.init(seed=0), batch)
+    assert state["params", "w"].tolist() == [2.0] * 3 and metrics["loss"].shape == (3,)
+    with pytest.raises(ValueError, match="no hyper-parameter 'w'. It has: none"):
+        with_hyper(state, {"w": [1.0] * 3})
+
+
 def test_invalid_calls_are_refused():
     for call, match in REFUSED:
         with pytest.raises(ValueError, match=match):

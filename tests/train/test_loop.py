@@ -57,6 +57,12 @@ def test_tasks_come_after_each_update_and_may_change_the_state_or_end_the_run():
     assert reason == "target"
 
 
+@pytest.mark.parametrize("wrong", [lambda state: state, lambda state: (state, {"loss": 1.0})])
+def test_a_step_gives_two_containers(wrong):
+    with pytest.raises(TypeError, match="two containers, .* return self.learn"):
+        train(TensorDict(step=torch.tensor(0)), wrong, num_updates=3)
+
+
 def test_gradients_that_are_not_finite_are_not_applied(tmp_path):
     class Broken:
         def grads(self, state, batch):

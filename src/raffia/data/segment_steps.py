@@ -84,7 +84,8 @@ class SegmentSteps(Buffer):
     ) -> Tensor:
         """Append steps; returns their numbers [T] or [T, E], which count up for ever.
 
-        steps: [T], consecutive steps of one environment; or [T, E], of several at the same times.
+        steps: [T], consecutive steps of one environment; or [T, E], of several at the same times,
+            as a `Collector` gives them: flattened they would pass for those of one.
         env: which ones, any numbers from 0 on: one, or E different ones. Without it they are 0 to
             E - 1. An environment's steps continue those of the call before.
         priority: [T] or [T, E], of the steps; without it new steps have the largest so far.

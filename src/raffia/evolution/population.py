@@ -234,7 +234,9 @@ def with_hyper(
     ...
     ValueError: this learner has no hyper-parameter 'rte'; did you mean 'rate'? It has: rate
     """
-    hyper = state["hyper"].copy()
+    if not values:  # a learner may have none
+        return state.copy()
+    hyper = state.get("hyper", TensorDict(batch_size=state.batch_size)).copy()
     for name, given in values.items():
         check_hyper_name(name, hyper)
         like = hyper[name] if name in hyper.keys() else torch.zeros(0, dtype=torch.int64)
@@ -260,7 +262,7 @@ def check_hyper_name(name: str, hyper: TensorDict) -> None:
         return
     meant = did_you_mean(name, [*names, BATCH_SIZE], cutoff=0.4) or "."
     raise ValueError(
-        f"this learner has no hyper-parameter {name!r}{meant} It has: {', '.join(names)}"
+        f"this learner has no hyper-parameter {name!r}{meant} It has: {', '.join(names) or 'none'}"
     )
 
 

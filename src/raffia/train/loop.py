@@ -62,7 +62,13 @@ def train(
     while step_of(state) < num_updates:
         if stop():
             return state, "stopped"
-        state, metrics = step(state)
+        found = step(state)
+        if not (isinstance(found, tuple) and all(isinstance(td, TensorDict) for td in found)):
+            raise TypeError(
+                "step(state) must return two containers, the next state and the update's metrics: "
+                "return self.learn(state, batch), or return state, TensorDict(loss=loss)"
+            )
+        state, metrics = found
         try:
             for task in every:
                 changed = task(state, metrics)
