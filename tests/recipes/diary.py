@@ -207,7 +207,7 @@ def expected(config, returns):
         events.append(("evaluate", step, update, 0.0, False, simulations))
         events.append(("tree", step))
         num_evaluated, evaluated_at = step // evaluate.every_env_steps, (update, step)
-        better, best = found > best, max(best, found)
+        better, best = found >= best, max(best, found)
         return better
 
     for update in range(num_updates):
