@@ -1,6 +1,7 @@
 """The table of searches and the summary of aims: as text, as Markdown, as JSON."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
@@ -84,8 +85,9 @@ def summary(rows: Sequence[Row], reached: Reached) -> str:
     if verdicts:
         shown = [["aim", "bound", "measured", "pass"], *verdicts]
         lines += ["", *(f"{a:<48}{b:>9}{c:>10}  {d}" for a, b, c, d in shown)]
-        passed = sum(v[-1] == "pass" for v in verdicts)
-        lines.append(f"aims: {passed} of {len(verdicts)} pass")
+        counts = Counter(v[-1] for v in verdicts)
+        num_measured = len(verdicts) - counts["not measured"]
+        lines.append(f"aims: {counts['pass']} of {num_measured} measured ones pass")
     waits = [seconds.wall / seconds.cpu for r in rows for s in r.seconds.values() for seconds in s]
     if waits:
         lines.append(f"wall time over CPU time, at most {max(waits):.2f}")

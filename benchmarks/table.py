@@ -18,6 +18,7 @@ from benchmarks.measure import COLUMNS, QUICK, Effort, Failure, Packages, Row, m
 from benchmarks.operation import PEER, two_digits
 
 PEER_VERSIONS = {"tensordict": "0.15.3", "torchrl": "0.14.1"}
+EXTRAS = {"tensordict": "bench", "torchrl": "bench-data"}  # of the package, that install them
 HEADER = [
     "operation", "ours us", "peer us", "floor us", "ours/peer", "+-", "ours/floor", "+-", "aim"
 ]  # fmt: skip
@@ -152,7 +153,7 @@ def run(table: str, description: str, argv: Sequence[str] | None = None, peer: s
         effort = Effort(**asdict(effort) | {"rounds": args.rounds})
     packages = {
         "ours": load(args.ours, "pip install -e ."),
-        "peer": load(peer, "pip install 'raffia[bench]'"),
+        "peer": load(peer, f"pip install 'raffia[{EXTRAS[peer]}]'"),
     }
     chosen = import_module(table)
     operations = [op for op in chosen.OPERATIONS if re.search(args.ops, op.name)]
