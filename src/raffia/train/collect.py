@@ -127,6 +127,7 @@ class Collector:
             stored |= self._carried.items()
             self._carried = next_carry(self._carried, chosen)
             after_it |= self._carried.items()
+        # States as they were: an actor may have written into them.
         step = TensorDict(
             {**stored, **dict(chosen.items()), **stored, **flags, "next": after_it},
             before.batch_size,
