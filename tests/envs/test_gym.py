@@ -99,6 +99,46 @@ def test_spaces_are_flattened_to_one_vector(space, shown, vector):
     assert observation_of(shown, space).tolist() == vector
 
 
+@pytest.mark.parametrize(
+    ("space", "shown", "text"),
+    [
+        (VECTOR, np.zeros(1), r"of shape \[1\]"),
+        (VECTOR, np.float32(0.5), r"of shape \[\]"),
+        (spaces.Box(0, 1, (2, 3), np.float32), np.zeros((3, 2)), r"of shape \[3, 2\]"),
+        (spaces.Box(0, 255, (6, 6, 1), UINT8), np.zeros((6, 6), UINT8), r"of shape \[6, 6\]"),
+        (spaces.Box(0, 255, (6, 6, 3), UINT8), np.full((6, 6, 3), 0.5), "picture with 0.5"),
+        (spaces.Box(0, 255, (6, 6), UINT8), np.full((6, 6), 300), "picture with 300"),
+        (spaces.Discrete(3, start=1), 0, "observation 0, which"),
+        (spaces.MultiDiscrete([2, 3]), np.array([2, 0]), r"observation array\(\[2, 0\]\), which"),
+        (spaces.Tuple([TWO, VECTOR]), (-1, np.zeros(2)), "observation -1, which"),
+        (spaces.Dict(a=TWO, b=VECTOR), {"a": 0}, "observation {'a': 0}, which"),
+    ],
+)
+def test_observations_outside_their_space_are_refused(space, shown, text):
+    with pytest.raises(ValueError, match=f"^ShownEnv returned .*{text}"):
+        observation_of(shown, space)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        ((None, False, False), "reward=None"),
+        ((np.ones(1), False, False), r"reward=array\(\[1.\]\)"),
+        ((1.0, None, False), "terminated=None"),
+        ((1.0, False, {"a": True}), "truncated={'a': True}"),
+    ],
+)
+def test_outcomes_that_are_no_numbers_are_refused(outcome, text):
+    class Odd(ShownEnv):
+        def step(self, action):
+            return self.shown, *outcome, {}
+
+    env = GymEnv(Odd(np.zeros(2, np.float32), VECTOR))
+    env.reset(0)
+    with pytest.raises(ValueError, match=f"^Odd returned {text}, but it must be one number"):
+        env.step(torch.tensor(0))
+
+
 def test_other_spaces_are_refused_by_name():
     obs, acts = "ShownEnv has the observations .*", "ShownEnv has the actions .*"
     picture = spaces.Box(0, 255, (4, 4, 3), np.uint8)
@@ -183,6 +223,14 @@ class Masked(ShownEnv):
 
     def step(self, action):
         return *super().step(action)[:4], self.marks[1]
+
+
+def test_actions_of_whole_numbers_are_the_nearest():
+    inner = ShownEnv(action_space=spaces.Box(-3, 3, (4,), np.int32))
+    env = GymEnv(inner)
+    env.reset(0)
+    env.step(torch.tensor([-2.9, -0.6, 0.4, 3.0]))
+    assert inner.taken.tolist() == [-3, -1, 0, 3] and inner.taken.dtype == np.int32
 
 
 def test_episodes_and_limits_equal_gymnasiums_of_the_same_seed():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -18,11 +19,13 @@ from torch import Tensor
 
 from raffia.envs.env import Box, Discrete, Env, EnvSpec
 from raffia.envs.rows import EnvRows
+from raffia.files import shown
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
 Array = npt.NDArray[Any]
 GymSpace = spaces.Space[Any]
+_NUMBERS = {float, int, bool, np.float64, np.float32, np.bool_}
 _EXTRAS = {"box2d": "box2d", "classic_control": "video"}  # rooms of Gymnasium that need packages
 
 
@@ -34,7 +37,8 @@ class GymEnv:
     of two axes as [1, H, W]; a Discrete is one-hot; other Boxes of two axes (a row for each thing
     that it shows), Dict, Tuple, MultiBinary and MultiDiscrete are flattened to one float32 vector,
     as `gymnasium.spaces.flatten` does.
-    Actions: Discrete counts from 0, whatever its start; a Box is flat, with finite bounds.
+    Actions: Discrete counts from 0, whatever its start; a Box is flat, with finite bounds, and one
+    of whole numbers gets the nearest of them.
 
     >>> env = GymEnv("CartPole-v1")
     >>> env.spec.observation_shape, env.spec.action
@@ -115,6 +119,8 @@ class GymEnv:
         observation, reward, terminated, truncated, info = result
         rows.observation[row] = self._read(observation)
         self._read_mask(info, rows, row)
+        if not {type(reward), type(terminated), type(truncated)} <= _NUMBERS:
+            self._require_numbers(reward=reward, terminated=terminated, truncated=truncated)
         rows.reward[row] = reward
         rows.terminated[row] = terminated
         rows.truncated[row] = truncated and not terminated
@@ -153,6 +159,16 @@ class GymEnv:
                 f"masked=True needs {list(rows.action_mask[row].shape)}, one mark for each action"
             )
         rows.action_mask[row] = found
+
+    def _require_numbers(self, **outcome: Any) -> None:
+        """Refuse what numpy would take as a number: None, which is NaN or False, or a text."""
+        for key, value in outcome.items():
+            array = np.asarray(value)
+            if array.shape or array.dtype.kind not in "biuf":
+                raise ValueError(
+                    f"{self.spec.name} returned {key}={value!r}, but it must be one number; an "
+                    "array of one has it as array.item()"
+                )
 
     def _odd(self, method: str, wanted: str, num: int) -> ValueError:
         """The error about an environment of another interface, such as gym's before Gymnasium."""
@@ -262,20 +278,17 @@ def observation_reader(
     """
     match space:
         case spaces.Box(shape=(_,)):
-            return space.shape, torch.float32, _as_it_is
-        case spaces.Box(shape=(_, _), dtype=np.uint8):
-            return (1, *space.shape), torch.uint8, _as_it_is  # numpy broadcasts [H, W] to [1, H, W]
+            return space.shape, torch.float32, _of_shape(space, name, _as_it_is)
+        case spaces.Box(shape=(_, _), dtype=np.uint8):  # numpy broadcasts [H, W] to [1, H, W]
+            return (1, *space.shape), torch.uint8, _of_shape(space, name, _as_it_is)
         case spaces.Box(shape=(_, _)):
-            return (spaces.flatdim(space),), torch.float32, np.ravel
+            return (spaces.flatdim(space),), torch.float32, _of_shape(space, name, np.ravel)
         case spaces.Box(shape=(first, height, last)):
             dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
             if last <= first:
-                return (
-                    (last, first, height),
-                    dtype,
-                    lambda observation: np.moveaxis(observation, -1, 0),
-                )
-            return space.shape, dtype, _as_it_is
+                to_first = functools.partial(np.moveaxis, source=-1, destination=0)
+                return (last, first, height), dtype, _of_shape(space, name, to_first)
+            return space.shape, dtype, _of_shape(space, name, _as_it_is)
     flat = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
     if not all(isinstance(part, flat) for part in parts(space)):
         raise ValueError(
@@ -291,8 +304,57 @@ def observation_reader(
     return (
         (spaces.flatdim(space),),
         torch.float32,
-        lambda observation: spaces.flatten(space, observation),
+        lambda observation: spaces.flatten(space, _in_space(space, observation, name)),
     )
+
+
+def _of_shape(space: spaces.Box, name: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The reading of a Box that refuses another shape, which numpy would repeat to fill the row,
+    and numbers that bytes can't hold.
+    """
+    shape, in_bytes = space.shape, space.dtype == np.uint8 and len(space.shape) > 1
+
+    def checked(observation: Any) -> Any:
+        if getattr(observation, "shape", None) != shape:
+            _in_space(space, observation, name)
+        if in_bytes and getattr(observation, "dtype", None) != np.uint8:
+            array = np.asarray(observation)
+            with np.errstate(invalid="ignore"):
+                lost = array.astype(np.uint8) != array
+            if lost.any():
+                raise ValueError(
+                    f"{name} returned a picture with {array[lost][0]}, but its observation_space "
+                    f"is {space}: return whole numbers 0 .. 255, or declare a Box of float32"
+                )
+        return read(observation)
+
+    return checked
+
+
+def _in_space(space: GymSpace, value: Any, name: str) -> Any:
+    """The value, if it has the shape of a Box or is one of the other spaces' values: flattened, a
+    number below a Discrete's would count from its end.
+    """
+    inner: Iterable[tuple[Any, GymSpace]] = ()
+    match space:
+        case spaces.Dict():
+            inner, inside = space.items(), isinstance(value, Mapping) and {*value} >= {*space}
+        case spaces.Tuple():
+            inner, inside = enumerate(space), len(value) == len(space)
+        case spaces.Box():
+            inside = np.shape(value) == space.shape
+        case _:
+            inside = space.contains(value)
+    if not inside:
+        is_box = isinstance(space, spaces.Box)
+        found = f"of shape {list(np.shape(value))}" if is_box else shown(value)
+        raise ValueError(
+            f"{name} returned an observation {found}, which is not in its space {space}: make both "
+            "agree, in the environment or by gymnasium.wrappers.TransformObservation"
+        )
+    for key, part in inner:
+        _in_space(part, value[key], name)
+    return value
 
 
 def action_writer(space: GymSpace, name: str) -> tuple[Discrete | Box, Callable[[Any], Any]]:
@@ -313,8 +375,9 @@ def action_writer(space: GymSpace, name: str) -> tuple[Discrete | Box, Callable[
                 "gymnasium.wrappers.RescaleAction, or in ClipAction around finite bounds"
             )
         kind = Box(tuple(low.ravel().tolist()), tuple(high.ravel().tolist()))
+        nearest = np.rint if np.issubdtype(dtype, np.integer) else _as_it_is
         # clipped: float32 of float64 bounds may lie a rounding outside
-        return kind, lambda action: np.clip(action.reshape(shape), low, high).astype(dtype)
+        return kind, lambda action: nearest(np.clip(action.reshape(shape), low, high)).astype(dtype)
     raise ValueError(
         f"{name} has the actions {space}, but only Discrete and Box are supported. "
         "gymnasium.wrappers.TransformAction makes a MultiDiscrete or MultiBinary space Discrete, "
