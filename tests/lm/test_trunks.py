@@ -10,6 +10,8 @@ from torch.func import functional_call
 from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
+    BambaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -43,6 +45,12 @@ SIZES = {"hidden_size": 12, "ffn_dim": 20, "word_embed_proj_dim": 12, "pad_token
 
 
 OPT = OPTConfig(vocab_size=11, **SIZES, **HALF)
+
+STATE = {"mamba_n_heads": 2, "mamba_d_head": 12, "mamba_d_state": 4, "mamba_n_groups": 1}
+
+
+BAMBA = BambaConfig(vocab_size=11, **SMALL, **STATE, attn_layer_indices=[1])  # a state, attention
+
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -283,6 +291,19 @@ def test_a_prefix_with_its_own_positions():
             TRUNKS[kind]()(WHOLE, prefix_embs=prefix, remove_prefix_position_embs=True)
 
 
+@torch.no_grad()
+def test_layers_with_a_state_of_all_tokens_decode_and_forget_none():
+    torch.manual_seed(0)
+    trunk = HFTrunk(BambaForCausalLM(BAMBA).double()).eval()
+    cuts = ("columns that are forgotten", *(way for way in WAYS if way in ONLY))
+    for way in WAYS.keys() - cuts:
+        for found, row in WAYS[way](trunk):
+            whole = trunk(row[None])[0, -len(found) :]
+            assert_close(found, whole, rtol=1e-5, atol=1e-5, msg=lambda text, way=way: way + text)
+    with pytest.raises(ValueError, match="a LinearAttentionLayer cannot forget the last tokens"):
+        read_again(trunk)
+
+
 class Odd(GPT2LMHeadModel):
     """A model that differs from causal language models."""
 
@@ -379,12 +400,27 @@ class Cooled(GPT2LMHeadModel):
         return out
 
 
+class Capped(GPT2LMHeadModel):
+    """Its bound is far from the logits that it begins with."""
+
+    def forward(self, *args, **options):
+        out = super().forward(*args, **options)
+        out.logits = out.logits.clamp(-80, 80)
+        return out
+
+
+class Whole(GPT2LMHeadModel):
+    base_model_prefix = "no such part"
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         (Both, "Both also attends to later tokens"),
         (Forgetful, "Forgetful cannot read a token behind padding and others"),
         (Cooled, "Cooled changes its logits after the output layer"),
+        (Capped, r"Capped changes .* layer \(by 20 where the largest is 100\)"),
+        (Whole, "Whole does not tell which part of it comes before the output layer"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # one without named arguments

@@ -25,6 +25,12 @@ from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute
 from raffia.lm.model import check_call, check_cut, check_known
 from raffia.lm.packing import right_length
 
+# Layers of a cache whose first columns can be removed.
+CUTTABLE = (
+    *("DynamicLayer", "DynamicSlidingWindowLayer"),
+    *("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
+)
+
 
 class HFTrunk(nn.Module):
     """A model of `transformers` as a `LanguageModel`: tokens to hidden states, to logits.
@@ -178,24 +184,34 @@ class HFTrunk(nn.Module):
         return table(positions)
 
     def _check_logits(self) -> None:
+        name = type(self.model).__name__
+        if self._body is self.model:
+            raise ValueError(
+                f"{name} does not tell which part of it comes before the output layer, so it "
+                "cannot be a trunk"
+            )
         device = next(self.model.parameters()).device
         tokens = torch.arange(3, device=device)[None] % self.vocab_size
         training, _ = self.model.training, self.model.eval()
+        output = self.model.get_output_embeddings()
         with torch.no_grad():
-            theirs, ours = self.model(tokens).logits, self.logits(self(tokens))
+            ours = self.logits(self(tokens))
             shorter = self.logits(self(tokens[:, :2]))
             last = self._last_in_parts(tokens)
+            loud = output.register_forward_hook(lambda layer, inputs, logits: _to_100(logits))
+            theirs = self.model(tokens).logits  # large ones show what a bound would do to them
+            loud.remove()
         self.model.train(training)
-        name = type(self.model).__name__
         if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
             raise ValueError(
                 f"{name} also attends to later tokens, so it cannot be a trunk: use a causal "
                 "language model"
             )
-        if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
+        if not torch.allclose(theirs, _to_100(ours), rtol=1e-3, atol=1e-3):
             raise ValueError(
                 f"{name} changes its logits after the output layer (by "
-                f"{float((theirs - ours).abs().max()):.2g}), so it cannot be a trunk"
+                f"{float((theirs - _to_100(ours)).abs().max()):.2g} where the largest is 100), so "
+                "it cannot be a trunk"
             )
         if last is None or not torch.allclose(last, ours[:, 2], rtol=1e-2, atol=1e-2):
             raise ValueError(
@@ -214,6 +230,11 @@ class HFTrunk(nn.Module):
             return self.logits(self(tokens[:, 2:], cache=cache))[:, 0]
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return None
+
+
+def _to_100(logits: Tensor) -> Tensor:
+    """The logits, with a factor that makes the largest 100."""
+    return logits * (100 / max(1e-9, float(logits.abs().max())))
 
 
 class HFCache:
@@ -239,6 +260,7 @@ class HFCache:
     def length(self, length: int) -> None:
         check_cut(self._length, length)
         if length < self._length:
+            _check_forgets(self.past)
             self.past.crop(length - self._length)
         self.attended = None if self.attended is None else self.attended[:, :length]
         self._length = length
@@ -272,7 +294,7 @@ class HFCache:
         new = HFCache(copy.deepcopy(self.past), len(index), self.capacity)
         if self.length:
             _check_rows(self.past)
-            new.past.batch_select_indices(index)
+            new.past.reorder_cache(index)  # of all kinds of layers; any number of rows
         if start:
             _leave_out(new.past, start)
         new._length = self.length - start
@@ -286,16 +308,28 @@ class HFCache:
 
 def _check_rows(past: Any) -> None:
     for layer in past.layers:
-        if not hasattr(layer, "batch_select_indices"):
+        if not hasattr(layer, "reorder_cache"):
             raise ValueError(
                 f"rows of a {type(layer).__name__} cannot be selected: generate one text at a time"
+            )
+
+
+def _check_forgets(past: Any) -> None:
+    """Raise ValueError for a layer with a state of all tokens, of which the last stay a part."""
+    for layer in past.layers:
+        if hasattr(layer, "recurrent_states") and not getattr(layer, "is_croppable", False):
+            raise ValueError(
+                f"a {type(layer).__name__} cannot forget the last tokens that it has read: decode "
+                "without planning, or read them with a copy, cache.select(rows)"
             )
 
 
 def _leave_out(past: Any, num_columns: int) -> None:
     """Remove the first columns, some of which a layer with a sliding window may have forgotten."""
     for layer in past.layers:
-        if type(layer).__name__ not in ("DynamicLayer", "DynamicSlidingWindowLayer"):
+        if not hasattr(layer, "keys"):  # a state of all tokens, to which padding adds nothing
+            continue
+        if type(layer).__name__ not in CUTTABLE:
             raise ValueError(
                 f"columns of a {type(layer).__name__} cannot be removed: use "
                 "start=0, which leaves the padding"
