@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import closing
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -324,6 +325,25 @@ def test_a_worker_that_hangs_is_ended():
     with pytest.raises(Lost, match="worker 0 was stopped by SIGKILL"):
         worker.take(60.0)
     engine.close()
+
+
+@pytest.mark.parametrize("num_killed", [2, 3])
+def test_a_worker_is_forked_again_if_the_server_that_forks_is_killed(num_killed, monkeypatch):
+    read, calls = forkserver.read_signed, []
+
+    def read_of_killed(file):
+        calls.append(file)
+        if len(calls) <= num_killed:
+            raise EOFError
+        return read(file)
+
+    monkeypatch.setattr(forkserver, "read_signed", read_of_killed)
+    with closing(ProcessEngine()) as engine:
+        if num_killed == 3:
+            with pytest.raises(Lost, match="forks workers ended 3 times .* use fewer workers"):
+                engine.start(COUNTER, "{}", 0)
+        else:
+            assert answer_of(engine.start(COUNTER, "{}", 0)) == 1
 
 
 def test_an_unknown_role_is_refused():

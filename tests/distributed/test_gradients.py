@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.small import batch_of, float32
 from tests.distributed.learners import Small, ilql
 from tests.distributed.test_engines import is_gone
-from tests.processes import environment, wait_for
+from tests.processes import children, environment, wait_for
 
 SMALL = "tests.distributed.learners:Small"
 
@@ -266,6 +267,17 @@ def test_a_follower_that_is_killed_while_idle_changes_nothing():
 
     with Followers(SMALL, "{}", 1) as group:
         assert same(trained(DataParallel(small(), group), before=kill), expected)
+        assert group.num_restarts == 1
+
+
+def test_followers_are_replaced_if_the_process_that_forked_them_is_killed():
+    with Followers(SMALL, "{}", 1) as group:
+        for pid in children(os.getpid()):
+            if b"forkserver import main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not group.workers[0].is_alive)
+        learner = DataParallel(small(), group)
+        assert same(trained(learner), trained(Accumulate(small(), 2)))
         assert group.num_restarts == 1
 
 

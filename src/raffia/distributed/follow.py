@@ -261,7 +261,10 @@ class Followers:
             self._state = marks_of(state)
 
     def _form_group(self) -> None:
-        for index in range(self.num):
+        for index, worker in enumerate(self._workers):
+            if worker is not None and not worker.is_alive:
+                # Or only the process that forked it has ended, which nobody could tell apart.
+                self._lose(index, worker)
             if self._workers[index] is None:
                 self._start(index)
             self._ask(index, HELLO)
@@ -349,11 +352,14 @@ class Followers:
                 except RoleError:
                     pass  # it has lost the others, as was to be
                 except Lost:
-                    worker.close()
-                    self._workers[index] = worker = None
-                    self._was_lost[index] = True
+                    self._lose(index, worker)
                     break
                 self._open[index] -= 1
+
+    def _lose(self, index: int, worker: Worker) -> None:
+        worker.close()
+        self._workers[index] = None
+        self._was_lost[index] = True
 
     def _leave(self) -> None:
         self._state = self._update = None

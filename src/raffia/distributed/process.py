@@ -42,6 +42,7 @@ from raffia.tensordict.tensordict import TensorDict
 # The first byte of a message; before a task stand the length and the name of its weights.
 MAKE, LOAD, TASK, END, ANSWER, ERROR = b"M", b"L", b"T", b"Q", b"A", b"E"
 NUM_WRITTEN = 1000  # parts at once: Linux takes 1,024
+NUM_STARTS = 3  # attempts to start a process
 PAUSE = 2.0  # seconds before a spare loads, that whoever was started with it may load first
 
 
@@ -209,10 +210,7 @@ class ProcessWorker:
 
     def __init__(self, context: Any, roles: Sequence[str] = ()) -> None:
         self.index = -1
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, roles), name="raffia worker")
-        self._process.start()
-        theirs.close()
+        self._connection, self._process = _started(context, roles)
         self._finalize = Finalize(
             self, _end, args=(self._connection, self._process), exitpriority=10
         )
@@ -286,6 +284,25 @@ class ProcessWorker:
     def close(self) -> None:
         """End the process."""
         self._finalize()
+
+
+def _started(context: Any, roles: Sequence[str]) -> tuple[Connection, Any]:
+    """A process and the pipe to it; others, if the server that forks it is killed meanwhile."""
+    for _ in range(NUM_STARTS):
+        connection, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, roles), name="raffia worker")
+        try:
+            process.start()
+            return connection, process
+        except (EOFError, ConnectionError):
+            connection.close()  # one that was forked nevertheless leaves
+            time.sleep(0.1)  # until the end of the server is noticed
+        finally:
+            theirs.close()
+    raise Lost(
+        f"a worker could not be started: the process that forks workers ended {NUM_STARTS} times "
+        "meanwhile. If it was stopped for lack of memory, use fewer workers"
+    )
 
 
 def _end(connection: Connection, process: Any) -> None:
