@@ -101,6 +101,26 @@ def test_the_error_of_an_environment_has_a_note_that_reproduces_it(in_workers):
     assert caught.value.__notes__ == [note]
 
 
+@pytest.mark.parametrize("num_before", [0, 2, 4])
+def test_after_an_error_the_steps_that_it_cut_off_are_played_again(num_before):
+    def breaks(states):
+        if len(times) == num_before + 3:
+            raise KeyboardInterrupt
+        times.append(0)
+        return recurrent(states)
+
+    times = []
+    whole, broken = (Collector(counts(2, [3, 50]), seed=1, carry=CARRY) for _ in range(2))
+    steps = whole.collect(recurrent, num_before + 9)
+    if num_before:
+        broken.collect(breaks, num_before)
+    with pytest.raises(KeyboardInterrupt):
+        broken.collect(breaks, 9)
+    assert (broken.collect(recurrent, 9) == steps[num_before:]).all()
+    assert broken.take_ended() == whole.take_ended()
+    assert (broken.state() == whole.state()).all()
+
+
 def test_the_error_of_a_reset_has_a_note_with_its_seed():
     env = SerialBatch([Count(), Motor(), Count()])
     collector = Collector(env, seed=5)

@@ -30,6 +30,8 @@ def test_a_weak_player_loses_a_strong_one_wins_and_the_first_player_alternates()
     for drawn in found.values():
         assert drawn.returns == [0.0] * 6 and drawn.as_first == [True, False] * 3
         assert drawn.lengths == [9] * 6
+    with pytest.raises(ValueError, match="num_episodes=0 must be at least 1"):
+        play_episodes(counts(1), by_observation, num_episodes=0, seed=0)
     with pytest.raises(ValueError, match="has two players: pass opponent=RandomOpponent()"):
         play_episodes(TicTacToe(1), by_observation, num_episodes=1, seed=0)
 
@@ -52,6 +54,15 @@ def test_what_an_agent_carries_begins_anew_with_each_episode(num_envs):
         seen = [derive_seed(4, "evaluate", i) % 7 + t for t in range(length)]
         expected.append(float(sum((sum(seen[: t + 1]) + t + 1) % 3 for t in range(length))))
     assert found.returns == expected
+
+    def keeps(states):
+        given.append(states["seen"])
+        was.append(states["seen"].clone())
+        return recurrent(states)
+
+    given, was = [], []
+    play_episodes(env, keeps, num_episodes=3, seed=4, carry=CARRY)
+    assert torch.cat(given).equal(torch.cat(was))
 
 
 def test_an_action_may_have_dimensions_that_the_spec_does_not_name():

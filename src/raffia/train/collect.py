@@ -14,6 +14,7 @@ from torch import Tensor
 from raffia.envs.env import BatchEnv, FastForwardBatch
 from raffia.envs.make import require_batch
 from raffia.envs.rows import row_of_error
+from raffia.hints import check_range
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ledger import EndedEpisode, Ledger
@@ -68,12 +69,14 @@ class Collector:
         carry: TensorDict | None = None,
     ) -> None:
         require_batch(env, by="Collector")
+        check_range("frame_stack", frame_stack, 1)
         self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
         self.carry = carry  # []
         self.ledger = Ledger(env.num_envs, env.spec, seed=seed, first_row=first_row)
         self._state: TensorDict | None = None  # [E], the newest frames
         self._frames: Tensor | None = None  # [E, S, *O]
         self._carried: TensorDict | None = None  # [E]
+        self._has_raised = False  # in the latest `collect`
         self._rows = everywhere(env)
 
     @property
@@ -84,16 +87,21 @@ class Collector:
     def collect(self, act: Act, num_steps: int) -> TensorDict:
         """Play this many steps in each environment; returns them: [T, E].
 
-        If it raises, `state` is that of before: a resume plays the steps again.
+        If it raises, `state` is that of before: a resume, or the next call, begins there.
         """
+        check_range("num_steps", num_steps, 1)
         undo, carried = self.ledger.undo(), self._carried
         try:
+            if self._has_raised:  # the environments may be elsewhere than the ledger
+                back = self.ledger.undo()
+                self.load_state(self.state())
+                back()  # what has ended is not in the state
             if self._state is None:
                 self._begin(self._rows)
             return stack([self._step(act) for _ in range(num_steps)], 0)
-        except Exception:
+        except BaseException:
             undo()
-            self._carried = carried
+            self._carried, self._has_raised = carried, True
             raise
 
     def take_ended(self) -> list[EndedEpisode]:
@@ -209,7 +217,7 @@ class Collector:
     def load_state(self, state: TensorDict) -> None:
         """Load a state of `state`: each row's episode is started over and played again."""
         self.ledger.load_state(state)
-        self._state, self._frames, self._carried = None, None, None
+        self._state, self._frames, self._carried, self._has_raised = None, None, None, False
         if not self.ledger.has_begun:
             return
         by_row = self.ledger.rewind()

@@ -16,6 +16,7 @@ from raffia.envs.env import BatchEnv
 from raffia.envs.make import require_batch
 from raffia.envs.opponents import Opponent
 from raffia.functional.seeds import derive_seed, generator_for
+from raffia.hints import check_range
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import choose, first_carry, first_frames, next_carry, next_frames
 from raffia.train.ledger import over
@@ -183,6 +184,8 @@ class EpisodeBatch:
 
     def __post_init__(self) -> None:
         require_batch(self.env, by="play_episodes")
+        check_range("num_episodes", self.num_episodes, 1)
+        check_range("frame_stack", self.frame_stack, 1)
         spec, num_envs = self.env.spec, self.env.num_envs
         if spec.num_players == 2 and self.opponent is None:
             raise ValueError(
@@ -232,6 +235,7 @@ class EpisodeBatch:
         if self.watch is not None:
             self._show(self.watch, turn, chosen)
         if self._carried is not None and chosen is not None:
+            self._carried = self._carried.clone()  # the agent may hold the old one
             self._carried[turn] = next_carry(self._carried[turn], chosen)
         after = self.env.step(action, self._rows)
         self.check(after)
