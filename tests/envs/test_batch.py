@@ -178,6 +178,7 @@ def test_invalid_calls_and_outputs_are_refused(walks):
     for make, message in (
         (lambda: SerialBatch([Walk(), ValueProbe()]), "row 0 has .*walk.*row 1 has .*probe/value"),
         (lambda: SerialBatch([]), "at least one environment"),
+        (lambda: SerialBatch([walks.envs[0]] * 2), "same environment in several rows"),
         (lambda: limited([Walk()], 0), "max_episode_steps=0 must be at least 1"),
         # This would broadcast.
         (lambda: shows(torch.zeros(1)), rf"{start} float32 \[1\], but its spec has float32 \[3\]"),

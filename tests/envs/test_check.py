@@ -110,6 +110,7 @@ SameMemory = of_kind("SameMemory", observation=same_memory)
 IMAGE = EnvSpec(observation_shape=(8, 8, 3), action=Discrete(3), observation_dtype=torch.uint8)
 BROKEN = {  # overrides of Good; the check that fails; its message
     "no render": ({"render": property(lambda self: self.nothing)}, "spec", "no render"),
+    "no close": ({"close": property(lambda self: self.nothing)}, "spec", "no close"),
     "no spec": ({"spec": {}}, "spec", "spec is {.*\n.*make it an EnvSpec"),
     "channels last": ({"spec": IMAGE}, "spec", r"channels last\n.*permute\(2, 0, 1\)"),
     "missing key": (replaced(to_play=None), "reset", "no \\['to_play'\\]"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, Env
 from raffia.envs.gym import GymEnv, made
 
@@ -18,6 +19,11 @@ def test_action_masks_are_read_on_request_and_otherwise_mentioned_once():
     for marks in ([[1, 0]], [[]]):
         with pytest.raises(ValueError, match=r"info.\"action_mask\".* of shape .*needs \[3\]"):
             GymEnv(Masked(marks), masked=True).reset(0)
+    with pytest.raises(ValueError, match='ShownEnv returned an info without "action_mask"'):
+        GymEnv(ShownEnv(), masked=True).reset(0)
+    one = ShownEnv()
+    with pytest.raises(ValueError, match="same environment in several rows"):
+        SerialBatch([GymEnv(one), GymEnv(one)])
     env = GymEnv(Masked())
     with pytest.warns(UserWarning, match=r"Masked marks .*GymEnv\(env, masked=True\) reads them"):
         assert "action_mask" not in env.reset(0)

@@ -7,6 +7,7 @@ import sys
 import time
 from functools import partial
 
+import gymnasium
 import pytest
 import torch
 
@@ -194,6 +195,7 @@ def test_users_mistakes_give_the_same_errors_as_in_one_process(workers):
         ([lambda: GymEnv("CartPole-v1")], TypeError, "cannot be sent.*functools.partial"),
         ([CARTPOLE, NO_SUCH], WorkerError, r"row 1 \(worker 0\): .*NoSuchEnv"),
         ([CARTPOLE, PENDULUM], WorkerError, "must have equal specs"),
+        ([partial(gymnasium.make, "CartPole-v1")], TypeError, "is not an Env.*GymEnv"),
     ],
 )
 def test_envs_that_cannot_be_made_are_reported(makes, kind, text):

@@ -6,7 +6,16 @@ from dataclasses import replace
 import gymnasium
 import pytest
 
-from raffia.envs import Discrete, EnvConfig, EnvSpec, SerialBatch, env_factory, make_env
+from raffia.envs import (
+    Discrete,
+    EnvConfig,
+    EnvSpec,
+    GymEnv,
+    SerialBatch,
+    check_env,
+    env_factory,
+    make_env,
+)
 from raffia.envs.probe import ValueProbe
 from raffia.recipes import ILQL_PRESETS, PRESETS, ilql
 from raffia.recipes.efficientzero import train
@@ -33,6 +42,10 @@ CALLS = [
     (train_in(lambda config, **_: cartpole()), r"\(config\) returned a .*, which is not a bat"),
     (lambda _: make_env("CartPole-v1"), r"make_env\(EnvConfig\(id='CartPole-v1'\)\)"),
     (lambda _: make_env(cartpole()), r"needs an EnvConfig.*env_factory"),
+    (lambda _: env_factory(cartpole()), "a function that makes an environment, not a TimeLimit"),
+    (lambda _: check_env("CartPole-v1"), "not 'CartPole-v1': such as lambda: GymEnv"),
+    (lambda _: GymEnv(type(cartpole().unwrapped)), "needs one environment .*CartPoleEnv"),
+    (lambda _: GymEnv(gymnasium.make_vec("CartPole-v1", 2)), "one environment .*CartPoleVectorE"),
     (lambda _: SerialBatch([cartpole()]), r"raffia.envs.GymEnv\(env\) makes one"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,13 +39,7 @@ class SerialBatch:
         """`rows` are arrays to write into, as in memory that is shared; None: its own."""
         if not envs:
             raise ValueError("SerialBatch(envs) needs at least one environment")
-        if not isinstance(getattr(envs[0], "spec", None), EnvSpec):
-            kind = type(envs[0]).__name__
-            raise TypeError(
-                f"SerialBatch(envs): a {kind} is not an Env, because its spec is not an EnvSpec; "
-                "raffia.envs.GymEnv(env) makes one from a Gymnasium environment"
-            )
-        self.spec = envs[0].spec
+        self.spec = spec_of(envs[0])
         for row, env in enumerate(envs):
             if env.spec != self.spec:
                 raise ValueError(
@@ -55,6 +50,12 @@ class SerialBatch:
         self.envs = list(envs)
         self.rows = EnvRows.for_spec(self.spec, self.num_envs) if rows is None else rows
         self._writers = [env if isinstance(env, RowEnv) else TensorRows(env) for env in envs]
+        inner = [getattr(w, "gym", env) for w, env in zip(self._writers, envs, strict=True)]
+        if len(set(map(id, inner))) < len(envs):
+            raise ValueError(
+                "SerialBatch(envs) has the same environment in several rows, which would step it "
+                "in turn: make a new one for each row"
+            )
         self._tensors = self.rows.tensors(self.spec.step_keys)
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
@@ -130,6 +131,23 @@ class SerialBatch:
         """Close all environments."""
         for env in self.envs:
             env.close()
+
+
+def spec_of(env: Any) -> EnvSpec:
+    """The spec of an environment; TypeError if it is not an Env.
+
+    >>> spec_of(None)
+    Traceback (most recent call last):
+    ...
+    TypeError: a NoneType is not an Env, because its spec is not an EnvSpec; ...
+    """
+    spec = getattr(env, "spec", None)
+    if not isinstance(spec, EnvSpec):
+        raise TypeError(
+            f"a {type(env).__name__} is not an Env, because its spec is not an EnvSpec; "
+            "raffia.envs.GymEnv(env) makes one from a Gymnasium environment"
+        )
+    return spec
 
 
 def outputs_of(

@@ -17,6 +17,7 @@ from torch import Tensor
 from raffia.envs import check_play as play
 from raffia.envs.check_play import Bare, ContractError, ContractNote
 from raffia.envs.env import BatchEnv, Box, Env, EnvSpec, FastForwardBatch
+from raffia.files import shown
 from raffia.tensordict.tensordict import TensorDict
 
 Subject = TypeVar("Subject")
@@ -129,13 +130,19 @@ def check_env(env: Any, *, seed: int = 0, num_steps: int = 200) -> Report:
     ok     spec: observation float32 [1], 2 actions, one player
     """
     makes_more = not play.is_env(env)
+    if makes_more and not callable(env):
+        raise TypeError(
+            f"check_env needs an environment, or a function that makes one, not {shown(env)}: such "
+            "as lambda: GymEnv('CartPole-v1')"
+        )
     first = env() if makes_more else env
     others = [env(), env()] if makes_more else []
     subject = EnvUnderTest(first, others, seed, num_steps)
     name = getattr(subject.spec, "name", "") or type(first).__name__
     report = report_of(name, subject, FIRST, CHECKS)
     for made in (first, *others):
-        made.close()
+        if hasattr(made, "close"):  # else a finding
+            made.close()
     return report
 
 

@@ -69,6 +69,12 @@ class GymEnv:
                 "max_episode_steps and render can only be given with an id: wrap the object in "
                 "gymnasium.wrappers.TimeLimit, and make it with render_mode='rgb_array'"
             )
+        is_vector = hasattr(env, "single_action_space")
+        if isinstance(env, type) or is_vector or not hasattr(env, "action_space"):
+            raise TypeError(
+                f"GymEnv(env) needs one environment of Gymnasium, or its id, not {shown(env)}; a "
+                "batch has one for each row: SerialBatch([GymEnv(env), ...])"
+            )
         self.gym = env
         name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
         shape, dtype, self._read = observation_reader(env.observation_space, name)
@@ -152,7 +158,12 @@ class GymEnv:
                 self._warns_of_masks = False
                 warnings.warn(_unread_mask(self.spec.name), stacklevel=4)
             return
-        found = np.asarray(info.get("action_mask", []), bool)
+        if "action_mask" not in info:
+            raise ValueError(
+                f'{self.spec.name} returned an info without "action_mask", which masked=True reads '
+                "at each reset and step"
+            )
+        found = np.asarray(info["action_mask"], bool)
         if found.shape != rows.action_mask[row].shape:
             raise ValueError(
                 f'{self.spec.name} returned info["action_mask"] of shape {list(found.shape)}, but '

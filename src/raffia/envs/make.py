@@ -131,6 +131,12 @@ def env_factory(make: Callable[[], Any]) -> Callable[..., BatchEnv]:
     3
     """
 
+    if not callable(make):
+        raise TypeError(
+            f"env_factory(make) needs a function that makes an environment, not a "
+            f"{type(make).__name__}: env_factory(lambda: ...), or a class"
+        )
+
     def make_custom(
         config: EnvConfig,
         *,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.envs.batch import outputs_of
+from raffia.envs.batch import outputs_of, spec_of
 from raffia.envs.env import Env
 from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, raised_in, refuse_ended
 from raffia.envs.worker_loop import SharedArrays, numbers, work
@@ -117,7 +117,7 @@ class WorkerBatch:
         check_range("num_workers", num_workers, 1, len(makes))
         check_range("max_restarts", max_restarts, 0)
         first = makes[0]()
-        self.spec = first.spec
+        self.spec = spec_of(first)
         first.close()
         self.num_envs = len(makes)
         self.num_restarts = 0  # so far
