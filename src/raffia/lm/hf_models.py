@@ -167,13 +167,24 @@ def _config(data: Mapping[str, Any], where: str) -> PretrainedConfig:
             "a new one; code that comes with a model is not run"
         )
     with foreign_reader(where, f"transformers cannot make a model of the kind {kind!r} from it"):
-        config = library.CONFIG_MAPPING[kind].from_dict(dict(data))
+        config = library.CONFIG_MAPPING[kind].from_dict(_numbers(dict(data)))
     if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"{where} describes a model of the kind {kind!r}, which does not generate token by "
             "token: use a causal language model, such as a GPT-2 or a Llama"
         )
     return config
+
+
+def _numbers(entry: Any) -> Any:
+    """An entry of config.json, where transformers writes {"__float__": "Infinity"}."""
+    if isinstance(entry, list):
+        return [_numbers(part) for part in entry]
+    if not isinstance(entry, dict):
+        return entry
+    if entry.keys() == {"__float__"}:
+        return float(entry["__float__"])
+    return {name: _numbers(part) for name, part in entry.items()}
 
 
 def _check_memory(path: Path, config: PretrainedConfig, files: list[Path]) -> None:
