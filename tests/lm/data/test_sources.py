@@ -44,6 +44,9 @@ FORMS = {
     "utterances": {"utterances": ["be", "hi", "lo"], "rewards": [None, None, 0.5]},
     "tokens": {"tokens": TOKENS, "action_idxs": [6, 7, 8], "rewards": [0, 0, 0.5]},
     "null is missing": {"messages": MESSAGES, "reward": None, "terminal": None, "tokens": None},
+    "null in messages": {
+        "messages": [*MESSAGES[:2], {**MESSAGES[2], "role": None, "from": "gpt", "value": None}]
+    },
     "more columns": {"messages": MESSAGES, "id": 7, "split": "train"},
 }
 
@@ -110,7 +113,10 @@ BAD = [
     ({"messages": []}, "'messages': it contains no messages"),
     ({"sequence": []}, "'sequence': it contains no utterances"),
     ({"utterances": [], "rewards": []}, "'utterances': it contains no utterances"),
-    ({"prompt": "a"}, "'response': nothing, but expected a text"),
+    (
+        {"prompt": "a", "completion": "b"},
+        r"'response': nothing, .* \['completion', 'prompt'\]. For a column with another name: colu",
+    ),
     (
         {"prompt": "a", "response": "b", "reward": "1"},
         "the reward of utterance 1 is '1', not a number",

@@ -101,7 +101,11 @@ def dialogue_of(
         case "prompt":
             for name in ("prompt", "response"):
                 if not isinstance(row.get(name), str):
-                    location.fail(f"{_found(row.get(name))}, but expected a text", name)
+                    location.fail(
+                        f"{_found(row.get(name))}, but expected a text; the row has {sorted(row)}. "
+                        f'For a column with another name: columns={{"answer": {name!r}}}',
+                        name,
+                    )
             sequence = [(row["prompt"], None), (row["response"], row.get("reward", 0.0))]
         case "sequence":
             sequence = row["sequence"]
@@ -163,6 +167,7 @@ def dialogue_of_messages(
                 "...}",
                 "messages",
             )
+        message = {name: value for name, value in message.items() if value is not None}
         for theirs, ours in OF_SHARED.items():
             if ours not in message and theirs in message:
                 message = {(ours if name == theirs else name): v for name, v in message.items()}
