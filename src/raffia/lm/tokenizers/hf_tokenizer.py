@@ -228,17 +228,17 @@ class ChatTokenizer(HFTokenizer):
         before: the special token in front of them, if any. It keeps apart what is on its sides, so
             the tokens of a turn are those that it has in the whole dialogue.
 
-        As in `transformers`, both are encoded as one text, unless a token would reach from one into
-        the other: an answer is generated behind a prompt that was encoded without it. So a prompt
-        has the same tokens whatever the answer and later messages are.
+        As in `transformers`, both are encoded as one text, unless the prompt has other tokens then,
+        or one that reaches into the answer: an answer is generated behind a prompt that was encoded
+        without it. So a prompt has the same tokens whatever the answer and later messages are.
         """
         behind, start = int(before != ""), len(before) + len(prompt)
+        asked = self._with_contents(before + prompt, contents)
         if not any(mark in prompt or mark in answer for mark in contents):
             found = self._with_specials.encode(before + prompt + answer, add_special_tokens=False)
             num = sum(begin < start for begin, _ in found.offsets)
-            if all(end <= start for _, end in found.offsets[:num]):
-                return found.ids[behind:num], found.ids[num:]
-        asked = self._with_contents(before + prompt, contents)
+            if found.ids[:num] == asked and all(end <= start for _, end in found.offsets[:num]):
+                return asked[behind:], found.ids[num:]
         return asked[behind:], self._with_contents(answer, contents)
 
     def _with_contents(self, text: str, contents: Mapping[str, str]) -> list[int]:
