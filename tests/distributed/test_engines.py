@@ -38,7 +38,7 @@ from raffia.distributed.process import END, _serve
 from raffia.distributed.ray import RayEngine, VersionError
 from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
-from tests.processes import descendants, wait_for
+from tests.processes import descendants, environment, wait_for
 
 
 def weights_of(number):
@@ -436,6 +436,38 @@ def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
 
 def workers(num, cpus, gpus=0.0):
     return Workers("a:Role", num, Needs(cpus=cpus, gpus=gpus))
+
+
+INTERRUPTED = """
+import os, signal
+from functools import partial
+from raffia.distributed import ProcessEngine
+from raffia.envs import GymEnv, WorkerBatch
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)  # from before the worker loads until it has
+    START
+    signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+OF_ENGINE = 'ProcessEngine().start("raffia.distributed.check_engine:Counter", "{}", 0).poll(2)'
+OF_ENVIRONMENTS = 'WorkerBatch([partial(GymEnv, "CartPole-v1")], 1).close()'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [OF_ENGINE, OF_ENVIRONMENTS], ids=["engine", "environments"])
+def test_ctrl_c_is_the_leader_s_also_while_workers_load(start, tmp_path):
+    program = tmp_path / "leader.py"
+    program.write_text(INTERRUPTED.replace("START", start))
+    done = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 ENDS_EARLY = """

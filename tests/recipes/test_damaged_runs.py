@@ -13,7 +13,7 @@ from raffia.cli.runs import refuse_taken
 from raffia.lm import load_tokenizer
 from raffia.recipes import efficientzero, ilql, read_run
 from raffia.recipes.ilql import ILQL_PRESETS
-from raffia.recipes.run_folder import create_run, find_checkpoint
+from raffia.recipes.run_folder import create_run, find_checkpoint, given_back
 from raffia.tensordict import TensorDict, safetensors_file
 from raffia.train import Checkpoints, RunError
 
@@ -81,6 +81,15 @@ def test_a_folder_with_a_half_written_config_can_be_used(tmp_path):
         refuse_taken(other, "train")
     with pytest.raises(RunError, match="is not a run folder"):
         create_run(other, SMOKE)
+
+
+def test_what_stops_a_start_is_raised_also_where_its_folder_cannot_be_removed(
+    tmp_path, monkeypatch
+):
+    create_run(tmp_path / "run", SMOKE)
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: os.listdir("/no such folder"))
+    with pytest.raises(RunError, match="why it failed"), given_back(tmp_path / "run"):
+        raise RunError("why it failed")
 
 
 def test_an_unreadable_config_is_refused(tmp_path):

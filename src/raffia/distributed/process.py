@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
@@ -291,6 +292,9 @@ def _started(context: Any, roles: Sequence[str]) -> tuple[Connection, Any]:
     for _ in range(NUM_STARTS):
         connection, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, roles), name="raffia worker")
+        # Ctrl-C must not end the server that is started here, while it loads.
+        resource_tracker.ensure_running()  # before, since its own start takes the block away
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
             return connection, process
@@ -299,6 +303,7 @@ def _started(context: Any, roles: Sequence[str]) -> tuple[Connection, Any]:
             time.sleep(0.1)  # until the end of the server is noticed
         finally:
             theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     raise Lost(
         f"a worker could not be started: the process that forks workers ended {NUM_STARTS} times "
         "meanwhile. If it was stopped for lack of memory, use fewer workers"
