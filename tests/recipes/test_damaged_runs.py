@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 from raffia.cli.parser import UsageError
 from raffia.cli.runs import refuse_taken
 from raffia.lm import load_tokenizer
-from raffia.recipes import efficientzero, ilql, read_run
+from raffia.recipes import efficientzero, ilql, read_run, run_folder, running
 from raffia.recipes.ilql import ILQL_PRESETS
-from raffia.recipes.run_folder import create_run, find_checkpoint, given_back
+from raffia.recipes.run_folder import claimed, create_run, find_checkpoint, given_back
 from raffia.tensordict import TensorDict, safetensors_file
 from raffia.train import Checkpoints, RunError
 
@@ -81,6 +82,33 @@ def test_a_folder_with_a_half_written_config_can_be_used(tmp_path):
         refuse_taken(other, "train")
     with pytest.raises(RunError, match="is not a run folder"):
         create_run(other, SMOKE)
+
+
+def test_of_two_that_start_in_a_folder_at_once_one_is_refused(tmp_path, monkeypatch):
+    run, later = tmp_path / "run", replace(SMOKE, seed=1)
+
+    def is_free(folder):  # and then another process is there first
+        monkeypatch.undo()
+        create_run(folder, SMOKE)
+        return True
+
+    monkeypatch.setattr(run_folder, "is_free", is_free)
+    with pytest.raises(RunError, match="already holds a run"):
+        ilql.train(later, run, view=Quiet())
+    assert read_run(run) == SMOKE
+
+
+def test_a_start_that_finds_its_folder_claimed_leaves_it(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+
+    def created(*args):
+        create_run(*args)
+        others.enter_context(claimed(run))
+
+    monkeypatch.setattr(running, "create_run", created)
+    with ExitStack() as others, pytest.raises(RunError, match="run by another process"):
+        ilql.train(SMOKE, run, view=Quiet())
+    assert read_run(run).num_updates == SMOKE.num_updates
 
 
 def test_what_stops_a_start_is_raised_also_where_its_folder_cannot_be_removed(

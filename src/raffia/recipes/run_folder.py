@@ -53,11 +53,7 @@ def create_run(
     ...     read_run(Path(there) / "run").seed
     3
     """
-    if (folder / CONFIG).exists():
-        raise RunError(
-            f"{folder} already holds a run: resume it with `raffia resume {folder}`, or give "
-            "another folder (on the command line --run OTHER)"
-        )
+    _refuse_a_second(folder)
     if not is_free(folder):
         raise RunError(
             f"{folder} already exists and is not a run folder: give another folder (on the "
@@ -66,9 +62,19 @@ def create_run(
     algorithm = algorithm or algorithm_of(config)
     text = _config_text(config, preset, own, algorithm)  # before there is a folder: it may fail
     make_folder(folder)
-    for left in folder.iterdir():  # a half-written config of a process that was killed
-        left.unlink()
-    write_atomically(str(folder / CONFIG), text)
+    with claimed(folder):
+        _refuse_a_second(folder)  # of a process that came here at the same time
+        for left in folder.iterdir():  # a half-written config of a process that was killed
+            left.unlink()
+        write_atomically(str(folder / CONFIG), text)
+
+
+def _refuse_a_second(folder: Path) -> None:
+    if (folder / CONFIG).exists():
+        raise RunError(
+            f"{folder} already holds a run: resume it with `raffia resume {folder}`, or give "
+            "another folder (on the command line --run OTHER)"
+        )
 
 
 def require_config(config: object, algorithm: Algorithm) -> None:
@@ -99,7 +105,7 @@ def require_config(config: object, algorithm: Algorithm) -> None:
 
 @contextlib.contextmanager
 def given_back(folder: Path) -> Iterator[None]:
-    """Remove the folder of a new run if the run fails before it has begun."""
+    """Remove the folder of a new run, which is claimed, if the run fails before it has begun."""
     try:
         yield
     except BaseException:

@@ -74,9 +74,9 @@ def train_run(
     """
     require_config(config, algorithm)
     folder, config = Path(folder), algorithm.settled(config)
+    made = make or imported(algorithm.make)
     create_run(folder, config, preset, own, algorithm)
-    with given_back(folder):
-        return _run_session(folder, make or imported(algorithm.make), config, view, stop=stop)
+    return _run_session(folder, made, config, view, stop=stop, is_new=True)
 
 
 def resume_run(
@@ -182,14 +182,17 @@ def _run_session(
     on_start: Callable[[], None] = lambda: None,
     stop: Stop = lambda: False,
     changed: Mapping[str, Any] | None = None,
+    is_new: bool = False,
 ) -> RunResult:
     """A session of a run, until its end, its target, Ctrl-C or SIGTERM.
 
     on_start: called once the run is restored or initialised, before the first update.
     changed: settings that are others than before, for the row of the resume.
+    is_new: whether its folder was made for it, and goes if it can't begin.
     """
     with (
         claimed(folder) as unclaimed,
+        given_back(folder) if is_new else contextlib.nullcontext(),
         stop_on_signals() as signals,
         threads(config.num_threads) as is_exact,
         view or make_view() as shown,
