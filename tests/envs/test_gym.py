@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import TransformAction
 
 from raffia.envs.batch import SerialBatch
-from raffia.envs.env import Discrete, Env
+from raffia.envs.env import Box, Discrete, Env
 from raffia.envs.gym import GymEnv, made
 
 
@@ -156,10 +157,13 @@ def test_other_spaces_are_refused_by_name():
         ({"space": spaces.Sequence(VECTOR)}, f"{obs}cannot be flattened"),
         ({"action_space": spaces.MultiDiscrete([2, 2])}, f"{acts}Discrete and Box.*TransformAct"),
         ({"action_space": spaces.MultiBinary(2)}, f"{acts}only Discrete and Box"),
-        ({"action_space": endless}, f"{acts}bounds must be finite.*RescaleAction"),
+        ({"action_space": endless}, f"{acts}bounds must be finite.*TransformAction"),
     ):
         with pytest.raises(ValueError, match=message):
             GymEnv(ShownEnv(**options))
+    unbounded = ShownEnv(action_space=endless)  # the call that the error names
+    bounded = TransformAction(unbounded, lambda action: action, spaces.Box(-1, 1, (2,)))
+    assert GymEnv(bounded).spec.action == Box((-1.0, -1.0), (1.0, 1.0))
 
 
 def test_packages_that_are_missing_are_named(monkeypatch):

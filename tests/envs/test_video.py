@@ -51,6 +51,7 @@ def test_a_gif_round_trip(tmp_path):
     assert save_video(frames, path, fps=20) == path
     read, times = read_gif(path)
     assert torch.equal(read, frames) and times == [50] * 6
+    assert torch.equal(read_gif(save_video(frames.numpy(), path))[0], frames)
     _, times = read_gif(save_video(frames.repeat_interleave(4, 0), path, fps=10))
     assert sum(times) == 2400  # repeated frames included
     read, times = read_gif(

@@ -309,8 +309,8 @@ def observation_reader(
     if any(len(part.shape or ()) > 1 for part in parts(space)):
         raise ValueError(
             f"{name} has the observations {space}: pictures must be the only part, and have three "
-            "axes; choose one with gymnasium.wrappers.FilterObservation or TransformObservation "
-            "first"
+            "axes, since frame_stack stacks them; choose one with "
+            "gymnasium.wrappers.FilterObservation or TransformObservation first"
         )
     return (
         (spaces.flatdim(space),),
@@ -382,8 +382,9 @@ def action_writer(space: GymSpace, name: str) -> tuple[Discrete | Box, Callable[
         low, high, shape, dtype = space.low, space.high, space.shape, space.dtype
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError(
-                f"{name} has the actions {space}, whose bounds must be finite; wrap it in "
-                "gymnasium.wrappers.RescaleAction, or in ClipAction around finite bounds"
+                f"{name} has the actions {space}, whose bounds must be finite: gymnasium.wrappers."
+                "TransformAction(env, lambda action: action, gymnasium.spaces.Box(-1, 1, "
+                f"{space.shape})) sets them; ClipAction, which takes them away, is not needed"
             )
         kind = Box(tuple(low.ravel().tolist()), tuple(high.ravel().tolist()))
         nearest = np.rint if np.issubdtype(dtype, np.integer) else _as_it_is

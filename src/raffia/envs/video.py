@@ -61,6 +61,7 @@ def save_video(
     """
     target = pathlib.Path(path)
     write = _writer(target.suffix)
+    frames = torch.as_tensor(frames)  # arrays of numpy, too
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != torch.uint8:
         raise ValueError(
             f"frames must be uint8 [T, H, W, 3]; got {frames.dtype} {list(frames.shape)}. Convert "
