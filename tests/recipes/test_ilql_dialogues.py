@@ -14,7 +14,13 @@ from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun, evaluate, train, with_siz
 from raffia.recipes.ilql import experiment as ilql_run
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig
 from raffia.recipes.ilql.data import make_corpus
-from raffia.recipes.ilql.dialogues import data_summary, pieces, scored_dialogues, write_dialogues
+from raffia.recipes.ilql.dialogues import (
+    _add_others,
+    data_summary,
+    pieces,
+    scored_dialogues,
+    write_dialogues,
+)
 from raffia.recipes.ilql.evaluation import Evaluator
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from tests.recipes.runs import Quiet, with_all
@@ -214,3 +220,11 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch):
     view = Quiet()
     assert train(brief(num_updates=4), tmp_path / "run", view=view).reason == "finished"
     assert "update 4: no dialogues were written: No space left on device" in view.messages
+
+
+def test_tokens_that_only_the_model_has_are_no_alternatives():
+    tokenizer = character_tokenizer(["abc"])
+    point, actions = DataPoint.from_tokens([0, 1], [0], [0.0]), [{"last": 1}]
+    scores = torch.arange(tokenizer.num_tokens + 5.0)[None]
+    _add_others(tokenizer, point, actions, scores.log_softmax(-1), None)
+    assert len(actions[0]["others"]) == 3

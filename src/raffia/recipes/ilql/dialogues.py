@@ -217,6 +217,7 @@ def _add_others(
     order = target_q if log_probs is None else log_probs
     if order is None:
         return
+    order = order[:, : tokenizer.num_tokens]  # a model may have more, which are no text
     likeliest = order.topk(min(NUM_OTHERS + 1, order.shape[-1]), dim=-1).indices.tolist()
     for row, (action, tokens) in enumerate(zip(actions, likeliest, strict=True)):
         others = [token for token in tokens if token != point.tokens[action["last"]]]
