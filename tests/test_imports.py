@@ -21,12 +21,13 @@ HOUSE = runpy.run_path(str(ROOT / "scripts" / "house.py"), run_name="house")
 # "Who may import whom" of docs/ARCHITECTURE.md. A room may import itself and GROUND.
 LAYER_0 = ["tensordict", "functional", "jit"]
 LAYER_1 = ["learner", "nn", "data", "envs", "lm", "search"]
-GROUND = ["_version", "environment", "files", "hints", "lazy"]
+GROUND = ["_version", "environment", "files", "hints", "interrupts", "lazy"]
 TABLE = {
     "_version": [],
     "environment": [],
     "files": [],
     "hints": [],
+    "interrupts": [],
     "lazy": [],
     "draw": [],
     "__main__": ["cli"],

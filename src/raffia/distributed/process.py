@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Sequence
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
@@ -38,6 +37,7 @@ from raffia.distributed.engine import (
     find_role,
 )
 from raffia.functional.exact import request_exact_products
+from raffia.interrupts import interrupts_deferred
 from raffia.tensordict.tensordict import TensorDict
 
 # The first byte of a message; before a task stand the length and the name of its weights.
@@ -293,17 +293,13 @@ def _started(context: Any, roles: Sequence[str]) -> tuple[Connection, Any]:
         connection, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, roles), name="raffia worker")
         # Ctrl-C must not end the server that is started here, while it loads.
-        resource_tracker.ensure_running()  # before, since its own start takes the block away
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-            return connection, process
-        except (EOFError, ConnectionError):
-            connection.close()  # one that was forked nevertheless leaves
-            time.sleep(0.1)  # until the end of the server is noticed
-        finally:
-            theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with theirs, interrupts_deferred():
+            try:
+                process.start()
+                return connection, process
+            except (EOFError, ConnectionError):
+                connection.close()  # one that was forked nevertheless leaves
+                time.sleep(0.1)  # until the end of the server is noticed
     raise Lost(
         f"a worker could not be started: the process that forks workers ended {NUM_STARTS} times "
         "meanwhile. If it was stopped for lack of memory, use fewer workers"

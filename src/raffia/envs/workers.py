@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -24,6 +23,7 @@ from raffia.envs.env import Env
 from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, raised_in, refuse_ended
 from raffia.envs.worker_loop import SharedArrays, numbers, work
 from raffia.hints import check_range
+from raffia.interrupts import interrupts_deferred
 from raffia.tensordict.tensordict import TensorDict
 
 _START_SECONDS = 120.0  # for a process to start and import, at least
@@ -319,7 +319,7 @@ class WorkerBatch:
             name=f"raffia environments {first}..{stop - 1}",
             daemon=True,
         )
-        with theirs, _interrupts_deferred():
+        with theirs, interrupts_deferred():
             try:
                 process.start()
             except OSError:
@@ -371,17 +371,3 @@ def _context() -> ForkServerContext | SpawnContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["raffia.envs.worker_loop", "raffia.envs.gym"])
     return context
-
-
-@contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Defer Ctrl-C, also in processes that are started here, until they can ignore it."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # before, since its own start takes the block away
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

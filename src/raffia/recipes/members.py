@@ -168,9 +168,9 @@ def best_of(found: Checkpoint, device: torch.device | None = None) -> TensorDict
     ...     best_of(Checkpoints(folder).newest(print))["w"]
     tensor(2.)
     """
-    state = found.tensors("state", device)
     if found.has(CHAMPION_KEY):
         return found.tensors(CHAMPION_KEY, device)
+    state = found.tensors("state", device)
     if POPULATION_KEY in found.extras:
         return state[found.extras[POPULATION_KEY]["best"]].clone()
     return state

@@ -228,7 +228,7 @@ class EpisodeBatch:
         else:
             action = torch.zeros(len(self._rows), *action_spec.shape, dtype=action_spec.dtype)
             if bool(turn.any()):
-                chosen = self.act(self._agent_states()[turn])
+                chosen = choose(self.act, self._agent_states()[turn])
                 action[turn] = chosen["action"]
             assert self.opponent is not None
             action[~turn] = self.opponent.act(self._states[~turn], self._generator)
