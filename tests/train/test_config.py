@@ -5,8 +5,9 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Literal
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import tyro
@@ -47,6 +48,8 @@ class Outer:
     steps: int = 7  # to be made
     quick: bool = False  # or slow
     goal: float | None = None  # where to end
+    sizes: tuple[int, ...] | None = None  # of something, or of nothing
+    exact: bool | None = None  # or not, or as it comes
     inner: Inner = field(default_factory=Inner)
 
 
@@ -64,6 +67,8 @@ inners = st.builds(
 )
 goals = st.none() | st.floats(allow_nan=False)
 plain = dict(name=st.text(), steps=st.integers(), quick=st.booleans())
+plain["sizes"] = st.none() | st.lists(st.integers()).map(tuple)
+plain["exact"] = st.none() | st.booleans()
 outers = st.builds(Outer, **plain, goal=goals, inner=inners)
 
 
@@ -105,7 +110,7 @@ def test_missing_settings_come_from_the_base_or_the_default():
 WRONG_DATA = [
     ({"inner": {"rat": 1}}, "no setting inner.rat; did you mean inner.rate?"),
     ({"raet": 1}, "no setting raet; did you mean inner.rate?"),
-    ({"qqq": 1}, "no setting qqq; there are name, steps, quick, goal, inner.rate"),
+    ({"qqq": 1}, "no setting qqq; there are name, steps, quick, goal, sizes, exact, inner.rate"),
     ({"inner.rate": 1}, "inner.rate is written inner: {rate: ...}"),
     ({"inner": 3}, "inner must be a table of settings; got 3"),
     ([], "a config must be a table of settings; got []"),
@@ -169,6 +174,20 @@ def test_the_command_line_sets_any_field():
     given = Outer(quick=True, goal=2.0, inner=Inner(kinds=("two", "one")))
     found = parse("--no-quick", "--goal", "none", "--inner.kinds", default=given)
     assert found == Outer(inner=Inner(kinds=()))
+    found = parse("--exact", "True", "--sizes", "None", default=Outer(sizes=(2,)))
+    assert (found.exact, found.sizes, parse("--exact", "false").exact) == (True, None, False)
+
+
+def test_types_that_no_setting_can_have_are_refused_wherever_a_config_is_used():
+    for hint in (list[int], dict[str, int], int | str, Inner | None, Path, Any, tuple[Path, ...]):
+        kind = make_dataclass("Own", [("sizes", hint, None)], frozen=True)
+        refusal = pytest.raises(TypeError, match=r"Own.sizes has the type .*, which no setting can")
+        with refusal:
+            to_json(kind())
+        with refusal:
+            from_json(kind, {})
+        with refusal:
+            parse("--sizes", "1", default=kind())
 
 
 def test_flags_override_files_and_later_files_override_earlier_ones(tmp_path):
@@ -205,7 +224,7 @@ def as_args(config, prefix=""):
         value, flag = getattr(config, each.name), f"--{prefix}{each.name}"
         if isinstance(value, Inner):
             yield from as_args(value, f"{prefix}{each.name}.")
-        elif isinstance(value, bool):
+        elif each.name == "quick":
             yield flag if value else f"--{prefix}no_{each.name}"
         elif isinstance(value, tuple):
             yield from [flag, *map(str, value)]

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ def to_json(config: AnyConfig) -> dict[str, Any]:
     >>> to_json(SearchConfig(num_simulations=25))["temperatures"]
     [1.0, 0.5, 0.25]
     """
-    return {field.name: _value_to_json(getattr(config, field.name)) for field in fields(config)}
+    return {name: _value_to_json(getattr(config, name)) for name in type_hints(type(config))}
 
 
 def from_json(kind: type[Config], data: object, *, base: Config | None = None) -> Config:
@@ -146,7 +146,7 @@ def read_config(kind: type[Config], path: str | Path, *, base: Config | None = N
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     data = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
-    if isinstance(data, dict) and "run" not in {field.name for field in fields(kind)}:
+    if isinstance(data, dict) and "run" not in type_hints(kind):
         data = {name: value for name, value in data.items() if name != "run"}
     try:
         is_empty = data is None and path.suffix != ".json"  # an empty file is YAML, too
@@ -200,13 +200,12 @@ def _config_from_json(
         raise ConfigError(
             f"{path_here or 'a config'} must be a table of settings; got {as_json(data)}"
         )
-    known = {field.name for field in fields(kind)}
-    values = {}
+    hints, values = type_hints(kind), {}
     for name, value in data.items():
         path = f"{path_here}.{name}" if path_here else str(name)
-        if name not in known:
+        if name not in hints:
             raise _unknown_entry(path, str(name), path_here, names)
-        hint = type_hints(kind)[name]
+        hint = hints[name]
         if is_dataclass(hint) and isinstance(hint, type):
             part = None if base is None else getattr(base, name)
             values[name] = _config_from_json(hint, value, part, path, names)

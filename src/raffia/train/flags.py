@@ -9,12 +9,11 @@ import re
 import shutil
 import sys
 import textwrap
-import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from raffia.environment import environment
-from raffia.train.settings import AnyConfig, ConfigError, nearest_name
+from raffia.train.settings import AnyConfig, ConfigError, nearest_name, one_or_none
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDEST = 100  # columns: tyro sets groups side by side in more, and longer lines are hard to read
@@ -61,8 +60,9 @@ def read_flag(flag: str, words: Sequence[str], hints: Mapping[str, Any]) -> tupl
                 f"--{_opposite(name)}"
             )
         return name, flag not in opposites
-    if get_origin(kind) is tuple:
-        return name, _read_words(kind, words)
+    inner = one_or_none(kind)
+    if get_origin(inner) is tuple and (inner is kind or not _is_none(words)):
+        return name, _read_words(inner, words)
     if len(words) != 1:
         got = f"got {len(words)}: {' '.join(words)}" if words else "got none"
         raise ConfigError(f"--{flag} takes one value; {got}")
@@ -81,14 +81,19 @@ def _read_words(hint: Any, words: Sequence[str]) -> list[object]:
     return [_read_word(kind, word) for kind, word in zip(kinds, words, strict=False)]
 
 
+def _is_none(words: Sequence[str]) -> bool:
+    return len(words) == 1 and words[0].lower() in ("none", "null")
+
+
 def _read_word(hint: Any, word: str) -> object:
     """The word as a value of the type; unchanged where it can't be one, to be refused."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        [inner] = [part for part in parts if part is not type(None)]
-        return None if word.lower() in ("none", "null") else _read_word(inner, word)
-    if origin is Literal:
-        return next((choice for choice in parts if str(choice) == word), word)
+    inner = one_or_none(hint)
+    if inner is not hint:
+        return None if _is_none([word]) else _read_word(inner, word)
+    if get_origin(hint) is Literal:
+        return next((choice for choice in get_args(hint) if str(choice) == word), word)
+    if hint is bool:
+        return {"true": True, "false": False}.get(word.lower(), word)
     try:
         return hint(word) if hint in (int, float) else word
     except ValueError:

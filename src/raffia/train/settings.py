@@ -103,8 +103,40 @@ class Presets(dict[str, Config]):
 
 @cache
 def type_hints(kind: type[AnyConfig]) -> dict[str, Any]:
-    """The types of a config's fields, by name."""
-    return get_type_hints(kind)
+    """The types of a config's fields, by name; a TypeError for one that no setting can have."""
+    hints = get_type_hints(kind)
+    hints = {field.name: hints[field.name] for field in fields(kind)}
+    for name, hint in hints.items():
+        if not (isinstance(hint, type) and is_dataclass(hint)) and not _readable(hint):
+            raise TypeError(
+                f"{kind.__name__}.{name} has the type {_type_name(hint)}, which no setting "
+                "can have: a setting is an int, float, bool, str, Literal, a tuple of these, one "
+                "of them or None, or a dataclass of settings"
+            )
+    return hints
+
+
+def _readable(hint: Any) -> bool:
+    inner = one_or_none(hint)
+    if get_origin(inner) is tuple:
+        return all(part is Ellipsis or _readable(part) for part in get_args(inner))
+    return get_origin(inner) is Literal or (isinstance(inner, type) and inner in _WORDS)
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def one_or_none(hint: Any) -> Any:
+    """T for the type `T | None`, any other as it is.
+
+    >>> one_or_none(int | None), one_or_none(int)
+    (<class 'int'>, <class 'int'>)
+    """
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    inner = [part for part in get_args(hint) if part is not type(None)]
+    return inner[0] if len(inner) == 1 else hint
 
 
 def settings(kind: type[AnyConfig], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -114,12 +146,11 @@ def settings(kind: type[AnyConfig], path: str = "") -> Iterator[tuple[str, Any]]
     >>> next(settings(EnvConfig))
     ('id', <class 'str'>)
     """
-    for field in fields(kind):
-        hint = type_hints(kind)[field.name]
+    for name, hint in type_hints(kind).items():
         if is_dataclass(hint) and isinstance(hint, type):
-            yield from settings(hint, f"{path}{field.name}.")
+            yield from settings(hint, f"{path}{name}.")
         else:
-            yield f"{path}{field.name}", hint
+            yield f"{path}{name}", hint
 
 
 def value_from_json(hint: Any, value: object, path: str) -> object:
@@ -128,11 +159,10 @@ def value_from_json(hint: Any, value: object, path: str) -> object:
     >>> value_from_json(tuple[float, ...], [1, 2], "search.temperatures")
     (1.0, 2.0)
     """
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in parts:
+    origin, parts, inner = get_origin(hint), get_args(hint), one_or_none(hint)
+    if inner is not hint:
+        if value is None:
             return None
-        [inner] = [part for part in parts if part is not type(None)]
         if inner in _WORDS and not _fits(inner, value):
             raise wrong_value(path, hint, value)
         return value_from_json(inner, value, path)
