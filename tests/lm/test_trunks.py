@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from raffia.lm.folder import gpt2
+from raffia.lm.hf_models import hf_sizes
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.transformer import CausalLM
 
@@ -41,7 +42,7 @@ LLAMA = LlamaConfig(vocab_size=11, **SMALL, pad_token_id=0)
 MISTRAL = MistralConfig(vocab_size=11, **SMALL, sliding_window=4)  # in columns; it stores no others
 
 
-SIZES = {"hidden_size": 12, "ffn_dim": 20, "word_embed_proj_dim": 12, "pad_token_id": 0}
+SIZES = {"hidden_size": 12, "ffn_dim": 20, "word_embed_proj_dim": 10, "pad_token_id": 0}
 
 
 OPT = OPTConfig(vocab_size=11, **SIZES, **HALF)
@@ -330,7 +331,7 @@ def test_logits_are_the_models_own_and_padding_is_not_computed(trunk, monkeypatc
         return body(*args, **options)
 
     monkeypatch.setattr(trunk._body, "forward", recording)
-    assert trunk(*padded(ROWS, width=16)).shape == (3, 16, 12) and widths == [7]
+    assert trunk(*padded(ROWS, width=16)).shape == (3, 16, trunk.n_embd) and widths == [7]
 
 
 @theirs
@@ -361,6 +362,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(trunk):
 @torch.no_grad()
 def test_folders_are_loaded_as_saved_and_tokens_may_be_added(trunk, tmp_path):
     trunk.model.save_pretrained(tmp_path)
+    assert hf_sizes(tmp_path)["n_embd"] == trunk(WHOLE).shape[-1]
     again = HFTrunk.from_folder(tmp_path, dtype=torch.float64)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     for mine, other in zip(again.model.parameters(), model.parameters(), strict=True):
@@ -394,6 +396,13 @@ class Forgetful(Odd):
         return self.body(*args, **options)
 
 
+class Wide(Odd):
+    def changed(self, *args, **options):
+        out = self.body(*args, **options)
+        out.last_hidden_state = out.last_hidden_state.repeat(1, 1, 2)
+        return out
+
+
 class Cooled(GPT2LMHeadModel):
     def forward(self, *args, **options):
         out = super().forward(*args, **options)
@@ -419,6 +428,7 @@ class Whole(GPT2LMHeadModel):
     [
         (Both, "Both also attends to later tokens"),
         (Forgetful, "Forgetful cannot read a token behind padding and others"),
+        (Wide, "Wide gives hidden states of 24 numbers, where its config has 12"),
         (Cooled, "Cooled changes its logits after the output layer"),
         (Capped, r"Capped changes .* layer \(by 20 where the largest is 100\)"),
         (Whole, "Whole does not tell which part of it comes before the output layer"),

@@ -43,7 +43,7 @@ def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
     config = _config(read_config(folder), str(folder / CONFIG))
     with foreign_reader(folder / CONFIG, "it does not have the sizes of a language model"):
         text = config.get_text_config()
-        n_embd, n_head = int(text.hidden_size), int(getattr(text, "num_attention_heads", None) or 1)
+        n_embd, n_head = hidden_width(text), int(getattr(text, "num_attention_heads", None) or 1)
         found = {
             "vocab_size": int(text.vocab_size),
             "n_layer": int(getattr(text, "num_hidden_layers", None) or 1),
@@ -57,6 +57,18 @@ def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
                 folder / CONFIG, (f"{name} is {size}, but must be in 1..{LARGEST}")
             )
     return found
+
+
+def hidden_width(config: Any) -> int:
+    """The numbers of a hidden state before the output layer, by a text model's config.
+
+    Those of OPT (350M) are projected to the width of its embeddings before it.
+
+    >>> from transformers import OPTConfig
+    >>> hidden_width(OPTConfig(hidden_size=1024, word_embed_proj_dim=512))
+    512
+    """
+    return int(getattr(config, "word_embed_proj_dim", None) or config.hidden_size)
 
 
 def load_hf(

@@ -21,7 +21,14 @@ from torch.nn.functional import pad
 
 from raffia.functional.trees import is_traced
 from raffia.lm.attention import Columns, attended_columns
-from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
+from raffia.lm.hf_models import (
+    UNBOUNDED,
+    hidden_width,
+    load_hf,
+    make_hf,
+    new_past,
+    recompute_layers,
+)
 from raffia.lm.model import check_call, check_cut, check_known
 from raffia.lm.packing import right_length
 
@@ -55,7 +62,7 @@ class HFTrunk(nn.Module):
         self.model: Any = model
         config = self.model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.n_embd: int = config.hidden_size
+        self.n_embd = hidden_width(config)
         self.block_size: int = getattr(config, "max_position_embeddings", None) or UNBOUNDED
         takes = inspect.signature(self._body.forward).parameters
         self._takes_positions = "position_ids" in takes
@@ -195,7 +202,13 @@ class HFTrunk(nn.Module):
         training, _ = self.model.training, self.model.eval()
         output = self.model.get_output_embeddings()
         with torch.no_grad():
-            ours = self.logits(self(tokens))
+            hidden = self(tokens)
+            if hidden.shape[-1] != self.n_embd:
+                raise ValueError(
+                    f"{name} gives hidden states of {hidden.shape[-1]} numbers, where its config "
+                    f"has {self.n_embd}, so it cannot be a trunk"
+                )
+            ours = self.logits(hidden)
             shorter = self.logits(self(tokens[:, :2]))
             last = self._last_in_parts(tokens)
             loud = output.register_forward_hook(lambda layer, inputs, logits: _to_100(logits))
