@@ -9,10 +9,11 @@ import pytest
 
 from raffia.cli import main
 from raffia.cli.sweep import scores_of
+from raffia.recipes import RunError
 from raffia.recipes.algorithm import find_algorithm
-from raffia.recipes.run_folder import read_run
+from raffia.recipes.run_folder import claimed, read_run
 from raffia.report.folder import find_runs
-from raffia.sweep import SweepSession, read_manifest
+from raffia.sweep import Manifest, SweepSession, plan_runs, read_manifest, write_manifest
 from raffia.sweep.progress import SweepView
 from raffia.train.checkpoint import Checkpoints
 from tests.processes import children, started, wait_for
@@ -185,6 +186,7 @@ def test_a_signal_saves_every_run_and_prints_the_resume_call(undisturbed, tmp_pa
     leader.send_signal(number)
     output = output_of(leader, 128 + number)
     assert "2 stopped" in output and f"raffia resume {out} --algorithm" in output
+    assert not (out / ".stop").exists()
     ends = [row["reason"] for run in find_runs(out / "runs", 1) for row in rows(run)[-1:]]
     assert ends == ["stopped", "stopped"]
     assert main(["resume", str(out), "--algorithm", DQN]) == 0
@@ -248,6 +250,7 @@ def test_runs_of_a_sweep_are_as_planned_and_have_a_common_report(inline, capsys)
     [
         (["--grid", "learning_rat=1"], "did you mean"),
         (["--grid", "learning_rate=x"], "learning_rate"),
+        (["--grid", "learning_rate=1,1.0"], "equal those of run 0-learning_rate=1-seed=0"),
         (["--seeds", "a"], "is not a seed"),
         (["--random", "3"], "must be given together"),
         (["--sweep_seed", "3"], "seed of --random N and --optuna N"),
@@ -273,12 +276,33 @@ def test_existing_files_are_not_overwritten(tmp_path, capsys):
     assert f"raffia resume {tmp_path}" in capsys.readouterr().err
 
 
-def test_a_second_process_is_kept_out(tmp_path):
-    from raffia.recipes import RunError
-    from raffia.recipes.run_folder import claimed
-    from raffia.sweep import Manifest, plan_runs, write_manifest
+def test_the_resume_calls_of_taken_folders_name_the_algorithm(inline, capsys):
+    for folder in (inline, next((inline / "runs").iterdir())):
+        assert main(sweep_args(folder)) == 2
+        assert f"raffia resume {folder} --algorithm {DQN}\n" in capsys.readouterr().err
 
+
+@pytest.fixture
+def planned(tmp_path):
+    """The folder of a sweep that has not begun."""
     algorithm = find_algorithm(DQN)
-    write_manifest(tmp_path, Manifest.of(algorithm, algorithm.config(), plan_runs([0])))
-    with claimed(tmp_path), pytest.raises(RunError, match="run by another process"):
-        SweepSession(tmp_path, algorithm, view=SweepView()).run()
+    write_manifest(tmp_path, Manifest.of(algorithm, algorithm.config(), plan_runs([0, 1])))
+    return tmp_path
+
+
+def test_a_second_process_is_kept_out(planned, capsys):
+    before = (planned / "sweep.json").read_bytes()
+    with claimed(planned):
+        with pytest.raises(RunError, match="run by another process"):
+            SweepSession(planned, find_algorithm(DQN), view=SweepView()).run()
+        assert main(["resume", str(planned), "--algorithm", DQN, "--workers", "2"]) == 1
+    assert "run by another process" in capsys.readouterr().err
+    assert (planned / "sweep.json").read_bytes() == before
+
+
+def test_of_two_that_start_in_a_folder_at_once_one_is_refused(planned, monkeypatch, capsys):
+    before = (planned / "sweep.json").read_bytes()
+    monkeypatch.setattr("raffia.cli.sweep.refuse_taken", lambda *args, **options: None)
+    assert main(sweep_args(planned)) == 2  # the folder was free when it looked
+    assert f"raffia resume {planned} --algorithm {DQN}\n" in capsys.readouterr().err
+    assert (planned / "sweep.json").read_bytes() == before

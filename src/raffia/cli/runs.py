@@ -15,7 +15,17 @@ from raffia.cli.style import call, columns, number, paint, printable, width_of
 from raffia.files import DamagedFileError, is_free, parse_json
 from raffia.hints import plural
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, recorded_algorithm
-from raffia.report.folder import MANIFEST, RunSummary, find_runs, is_run, near_runs, summarise
+from raffia.report.folder import (
+    MANIFEST,
+    Run,
+    RunSummary,
+    find_runs,
+    is_run,
+    near_runs,
+    read_json,
+    read_key_rows,
+    summarise,
+)
 from raffia.report.markup import duration
 from raffia.train.config import ConfigError, read_config
 
@@ -185,13 +195,28 @@ def refuse_taken(folder: Path, *words: str, flag: str = "--run", what: str = "ru
     if is_free(folder):
         return
     other = call("raffia", *words, flag, free_folder(folder))
-    resume = call("raffia", "resume", folder)
     if is_run(folder):
         state = summary_line(summarise(folder))
-        raise UsageError(f"{folder} already holds a run: {state}", resume, other)
+        raise UsageError(f"{folder} already holds a run: {state}", resume_call(folder), other)
     if (folder / MANIFEST).is_file():
-        raise UsageError(f"{folder} already holds a sweep", resume, other)
+        raise UsageError(f"{folder} already holds a sweep", resume_call(folder), other)
     raise UsageError(f"{folder} already exists and is not a {what} folder", other)
+
+
+def resume_call(folder: Path) -> str:
+    """The call that continues the run or the sweep of a folder.
+
+    >>> resume_call(Path("sweeps/lr"))
+    'raffia resume sweeps/lr'
+    """
+    if is_run(folder):
+        return read_key_rows(folder).call("resume")
+    try:
+        manifest: Any = read_json(folder / MANIFEST)
+        about = {"reference": manifest["reference"]}
+    except (ValueError, KeyError, TypeError):  # damaged
+        about = {}
+    return Run(folder, about=about).call("resume")
 
 
 def _age(run: Path) -> float:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from raffia.cli.doctor import usable_cores
 from raffia.cli.parser import UsageError
-from raffia.cli.runs import print_next, refuse_taken, require_device
+from raffia.cli.runs import print_next, refuse_taken, require_device, resume_call
 from raffia.cli.style import call, columns, filled, help_width, printable, section
 from raffia.cli.train import Asked, split_own
+from raffia.files import make_folder
 from raffia.hints import plural
 from raffia.train.config import ConfigError
 
@@ -121,7 +122,7 @@ def sweep(words: Sequence[str]) -> int:
         manifest = _searching(manifest, search, asked.algorithm)
     for device in _devices(manifest, asked.algorithm):
         require_device(device, is_here=manifest.engine.name != "ray")
-    return _run(folder, asked.algorithm, manifest, is_new=True)
+    return _run(folder, asked.algorithm, manifest, before=None)
 
 
 def _help_blocks(what: str) -> list[str]:
@@ -184,18 +185,33 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     if algorithm.name != manifest.algorithm:
         raise UsageError(f"{folder} is a sweep of {manifest.algorithm}, not of {algorithm.name}")
     changed = _where(manifest, flags, algorithm) if flags.keys() & set(HOW) else manifest
-    return _run(folder, algorithm, changed, is_new=changed != manifest)
+    return _run(folder, algorithm, changed, before=manifest)
 
 
-def _run(folder: Path, algorithm: Any, manifest: Manifest, is_new: bool) -> int:
-    """Run what is not done; a manifest that is new is written once there are workers for it."""
-    from raffia.sweep import SweepSession, make_sweep_engine, write_manifest
+def _run(folder: Path, algorithm: Any, manifest: Manifest, before: Manifest | None) -> int:
+    """Run what is not done; a manifest that is new is written once there are workers for it.
+
+    before: the manifest that the folder has; None: it has none.
+    """
+    from raffia.recipes.run_folder import claimed
+    from raffia.sweep import (
+        SweepSession,
+        is_sweep,
+        make_sweep_engine,
+        read_manifest,
+        write_manifest,
+    )
     from raffia.sweep.progress import SweepView
 
     view = SweepView()
     engine = make_sweep_engine(manifest, algorithm, view.message)
-    if is_new:
-        write_manifest(folder, manifest)
+    if manifest != before:
+        make_folder(folder)
+        with claimed(folder):  # workers of a sweep that is running read its manifest
+            if (read_manifest(folder) if is_sweep(folder) else None) != before:
+                what = f"{folder} was written to by another process meanwhile"
+                raise UsageError(what, resume_call(folder))
+            write_manifest(folder, manifest)
     num, where = manifest.workers, manifest.engine.name
     print(
         f"{plural(manifest.num_runs, 'run')} of {algorithm.title} in {folder}, {num} at a time "

@@ -16,6 +16,7 @@ from raffia.cli.runs import (
     print_start,
     refuse_taken,
     require_device,
+    resume_call,
     summary_line,
 )
 from raffia.cli.style import call, filled, help_width
@@ -151,7 +152,7 @@ def new_folder(given: str | None, name: str, *words: str) -> Path:
     folder = free_folder(wanted)
     if folder != wanted and is_run(wanted):
         print(f"{wanted} {summary_line(summarise(wanted))}")
-        print_next([[call("raffia", "resume", wanted), "continue that run; this one is new"]])
+        print_next([[resume_call(wanted), "continue that run; this one is new"]])
     return folder
 
 

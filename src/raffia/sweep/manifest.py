@@ -51,7 +51,8 @@ class Manifest:
     ) -> Manifest:
         """The manifest of these runs, each with its settings instead of the base's.
 
-        Raises ConfigError, with the run's name, for settings that are refused.
+        Raises ConfigError, with the run's name, for settings that are refused, and for those of
+        another run: the same result twice would count as two samples.
         """
         made = cls(
             algorithm=algorithm.name,
@@ -60,7 +61,15 @@ class Manifest:
             runs=(),
             **more,
         )
-        return made.with_runs(runs, algorithm)
+        made, names = made.with_runs(runs, algorithm), dict[str, str]()
+        for run in made.runs:
+            first = names.setdefault(json.dumps(run.changed, sort_keys=True), run.name)
+            if first != run.name:
+                raise ConfigError(
+                    f"run {run.name}: its settings and seed equal those of run {first}: leave one "
+                    "of the two out"
+                )
+        return made
 
     def with_runs(self, runs: Sequence[PlannedRun], algorithm: Algorithm) -> Manifest:
         """The manifest with more runs behind those that it has; ConfigError as of `of`."""

@@ -199,6 +199,7 @@ class SweepSession:
                     waiting.extend(self._suggested())
                     if is_inline and ended["reason"] == "stopped":
                         signal = signal or ended["signal"]
+        (self.folder / STOP).unlink(missing_ok=True)
         return signal
 
     def _name(self, index: int) -> str:
