@@ -21,6 +21,7 @@ from raffia.data.buffer import (
 )
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.row_index import as_rows, to_index
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.structure import check_entries, from_state
@@ -590,17 +591,17 @@ class Both:
 
 def _items_at(index: Any, live: range) -> Tensor:
     """The numbers of items by their age; IndexError for an age out of range."""
-    if isinstance(index, slice):
-        ages = range(len(live))[index]
-        index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))
-    age = torch.as_tensor(index)
-    if age.dtype is torch.bool:
-        if age.shape != (len(live),):
+    mask = None if isinstance(index, slice) else torch.as_tensor(index)
+    if mask is not None and mask.dtype is torch.bool:
+        if mask.shape != (len(live),):
             raise IndexError(
                 f"a mask must have one value for each of the {len(live)} items; got shape "
-                f"{tuple(age.shape)}"
+                f"{tuple(mask.shape)}"
             )
-        age = age.nonzero().squeeze(1)
+        index = mask.nonzero().squeeze(1)
+    cpu = torch.device("cpu")
+    ages, batch = to_index(index, len(live), cpu)
+    age = as_rows(ages, cpu).view(batch)
     wrong = (age < -len(live)) | (age >= len(live))
     if wrong.any():
         raise IndexError(f"there are {len(live)} items, so none at {int(age[wrong][0])}")
