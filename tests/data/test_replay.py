@@ -187,6 +187,17 @@ def test_priorities_are_read_from_containers():
     assert buffer.update_tensordict_priority(batch) == 0 and drawn(buffer) == {1}
 
 
+@pytest.mark.parametrize("storage", [TensorStorage, ListStorage])
+def test_items_of_a_list_come_with_and_without_a_priority(storage):
+    buffer = PrioritizedReplayBuffer(1.0, 1.0, eps=0.0, storage=storage(9))
+    data = steps(0, 3).set("td_error", torch.tensor([3.0, 2.0, 0.5]))
+    buffer.extend([data[0], data[1]])
+    buffer.extend([data[2], data[0].exclude("td_error"), data[1]])
+    expected = [3.0, 2.0, 0.5, 3.0, 2.0]  # the largest so far for the one without
+    assert buffer[:]["td_error"].tolist() == expected
+    assert buffer.sampler.state_dict()["chances"].tolist() == expected
+
+
 def test_an_invalid_priority_adds_no_item():
     buffer = filled(by_priority, 10)
     for index, error in ((0, -1.0), (0, float("nan")), (0, float("inf")), (10**7, 1.0), (-1, 1.0)):
@@ -200,6 +211,7 @@ def test_an_invalid_priority_adds_no_item():
     mask = torch.arange(10) > 4
     with pytest.raises(IndexError, match=r"items must be integers.*mask.nonzero\(\).squeeze\(1\)"):
         buffer.update_priority(mask, 3.0)
+    assert buffer.update_priority(torch.tensor([], dtype=torch.int64), torch.ones(0, 3)) == 0
     assert len(buffer) == 10 and drawn(buffer) == set(range(10))
     assert buffer.sampler.state_dict()["chances"].unique().numel() == 1
 

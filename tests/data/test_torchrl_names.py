@@ -257,10 +257,10 @@ def test_the_best_items_are_kept(storage):
     draw = random.Random(0)
     for size in range(1, 7):
         buffer, everything = best(size, storage), []
-        for n in (1, 2, 8, 3, 1, 1, 5):
+        for n in (1, 2, 0, 8, 3, 1, 1, 5):
             part = [draw.randrange(10) for _ in range(n)]
-            items = scored(*part)
-            numbers = buffer.extend(items).tolist() if n > 1 else [int(buffer.add(items[0]))]
+            items = scored(*part, 0)[:n]
+            numbers = buffer.extend(items).tolist() if n != 1 else [int(buffer.add(items[0]))]
             everything += part
             stored, first = buffer[:], buffer.write_count - len(buffer)
             assert sorted(stored["score"].tolist()) == sorted(everything)[-size:]

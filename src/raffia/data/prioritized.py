@@ -286,7 +286,8 @@ class PrioritizedSampler(Sampler):
                 f"index of shape {list(shape)} needs priorities of that shape (or with more "
                 f"dimensions at the end), or one for all; got shape {list(priority.shape)}"
             )
-        return REDUCTIONS[self.reduction](priority.reshape(shape.numel(), -1))
+        each = priority.shape[len(shape) :].numel()
+        return REDUCTIONS[self.reduction](priority.reshape(shape.numel(), each))
 
     def _items(self, rows: Tensor) -> Tensor:
         """The numbers of the live items in these rows."""

@@ -227,7 +227,7 @@ class SliceSampler(Sampler):
                 f'items have no entry "{dotted(key)}" to identify episodes by: pass '
                 "SliceSampler(end_key=...) or SliceSampler(traj_key=...)"
             )
-        value = value.reshape(len(new), -1)
+        value = value.reshape(len(new), value.shape[1:].numel())
         if old:
             at = old.start - self._known.start
             value = torch.cat([self._value[at : at + len(old)], value])

@@ -72,16 +72,22 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
         """
         if self.priorities is None:
             return super().extend(data)
+        size = self.storage.max_size or 0  # of more than these the last ones are here
         with self._lock:  # priorities are checked for the alpha that is there when they count
             self._before_change()
             if type(data) is list and data and isinstance(data[0], (Node, dict)):
-                if self._differ_in_shape(data):
+                items, given = zip(*[self._with_priority(item, 0) for item in data], strict=True)
+                if self._differ_in_shape(list(items)):
                     return torch.tensor([self.add(item) for item in data])
-                data = rows_of(data, self.storage.structure)
+                numbers = super().extend(rows_of(list(items), self.storage.structure))
+                pairs = list(zip(numbers, given, strict=True))[-size:]
+                pairs = [(number, priority) for number, priority in pairs if priority is not None]
+                if pairs:
+                    self.sampler.update_priority(*[torch.stack(part) for part in zip(*pairs)])
+                return numbers
             data, priority = self._with_priority(data, 1)
             numbers = super().extend(data)
             if priority is not None:
-                size = self.storage.max_size or 0  # of more than these the last ones are here
                 self.sampler.update_priority(numbers[-size:], priority[-size:])
         return numbers
 

@@ -147,6 +147,7 @@ class TensorDictMaxValueWriter(Writer):
         return data[stored], stored
 
     def _ranks(self, entry: Tensor) -> Tensor:
-        entry = entry.detach().cpu()
-        ranks: Tensor = REDUCTIONS[self.reduction](entry.reshape(len(entry), -1).double())
+        entry = entry.detach().cpu().double()
+        each = entry.shape[1:].numel()
+        ranks: Tensor = REDUCTIONS[self.reduction](entry.reshape(len(entry), each))
         return ranks
