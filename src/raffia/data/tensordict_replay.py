@@ -80,10 +80,11 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
                 if self._differ_in_shape(list(items)):
                     return torch.tensor([self.add(item) for item in data])
                 numbers = super().extend(rows_of(list(items), self.storage.structure))
-                pairs = list(zip(numbers, given, strict=True))[-size:]
-                pairs = [(number, priority) for number, priority in pairs if priority is not None]
+                last = list(zip(numbers, given, strict=True))[-size:]
+                pairs = [(number, priority) for number, priority in last if priority is not None]
                 if pairs:
-                    self.sampler.update_priority(*[torch.stack(part) for part in zip(*pairs)])
+                    index, priorities = zip(*pairs, strict=True)
+                    self.sampler.update_priority(torch.stack(index), torch.stack(priorities))
                 return numbers
             data, priority = self._with_priority(data, 1)
             numbers = super().extend(data)
