@@ -109,6 +109,21 @@ TUPLES = FunctionModel(lambda observation: tuple(TABLE.root(observation)), TABLE
 TWO_ROWS = FunctionModel(lambda observation: TABLE.root(observation[:2]), TABLE)
 
 
+class Always:
+    """A selection of a user that chooses one action everywhere."""
+
+    needs_logits, root_in_range = False, False
+
+    def __init__(self, action, normalize="running"):
+        self.action, self.normalize = action, normalize
+
+    def prepare(self, num_legal, budget, num_actions, device):
+        return self
+
+    def __call__(self, nodes, carry):
+        return torch.full_like(nodes.root, self.action), carry
+
+
 def chosen(action, carry=None):
     """A search with a selection that always returns this."""
     answer = action if carry == "alone" else (action, carry)
@@ -194,6 +209,7 @@ CALLS = [
         for n in (-0.1, 1.001, NAN, torch.tensor([0.9, 0.9, 2.0, 0.9]))
     ),
     (lambda: run(max_depth=0), ValueError, "max_depth=0 must be at least 1"),
+    (lambda: run(max_depth=1.5), TypeError, "max_depth=1.5 must be a whole number"),
     (lambda: run(root_value="mean"), ValueError, "root_value='mean' must be one of 'exclude'"),
     (lambda: run(backend="numba"), ValueError, "backend='numba' must be one of 'auto'"),
     (lambda: run(num_threads=0), ValueError, "num_threads=0 must be at least 1"),
@@ -203,6 +219,7 @@ CALLS = [
         *(ValueError, "transpositions and value_prefix cannot be combined"),
     ),
     (lambda: ValuePrefix(horizon=0), ValueError, "horizon=0 must be at least 1"),
+    (lambda: ValuePrefix(5, "lstm"), TypeError, r"reset_keys=\('lstm',\)"),
     (
         lambda: run(value_prefix=ValuePrefix(5)),
         *(KeyError, r"resets .*reward_hidden_state.*state.*prefix"),
@@ -219,6 +236,7 @@ CALLS = [
     (lambda: PUCT(normalize="min_max"), ValueError, "normalize='min_max' must be one of"),
     (lambda: PUCT(ties="first"), ValueError, "ties='first' must be one of"),
     (lambda: PUCT(c_base=0.0), ValueError, "c_base=0.0"),
+    (lambda: PUCT(c_base=INF), ValueError, "c_base=inf .* c_base finite"),
     (lambda: PUCT(c_init=NAN), ValueError, "c_init=nan"),
     (lambda: PUCT(min_range=-1.0), ValueError, "min_range=-1.0"),
     (lambda: PUCT(root_in_range=True, normalize="tree"), ValueError, "normalize='running'"),
@@ -242,9 +260,15 @@ CALLS = [
     (chosen(torch.zeros(1).long()), ValueError, "for 4 nodes"),
     (chosen(torch.full((B,), -1)), ValueError, "be in 0..2"),
     (chosen(torch.full((B,), 1)), ValueError, "some of which are illegal"),
+    (lambda: run(MASKED, select=Always(1)), ValueError, "some of which are illegal"),
+    (lambda: run(select=Always(-1)), ValueError, "be in 0..2"),
+    (lambda: run(select=Always(0, "sibling")), ValueError, "did you mean 'siblings'"),
     (lambda: run(select=PUCT), TypeError, r"the class PUCT; pass PUCT\(...\)"),
     # policies and their noise
     (gumbel(max_considered=0), ValueError, "max_considered=0 must be at least 1"),
+    (gumbel(max_considered=2.5), TypeError, "max_considered=2.5 must be a whole number"),
+    (gumbel(gumbel_scale=torch.ones(A)), ValueError, r"gumbel_scale has shape \[3\].*4 roots"),
+    (lambda: gumbel_policy({}, TABLE, 4), TypeError, "root is a dict; it must be a RootOutput"),
     (gumbel(value_scale=NAN), ValueError, "value_scale=nan"),
     (muzero(dirichlet=torch.zeros(3, 3)), ValueError, r"dirichlet has shape \[3, 3\].*\[4, 3\]"),
     (muzero(action_gumbel=torch.zeros(3, 3)), ValueError, r"action_gumbel has shape \[3, 3\].*\[4"),
@@ -258,7 +282,10 @@ CALLS = [
         (muzero(dirichlet=noise), ValueError, "sum to 1 over the legal actions")
         for noise in (torch.tensor([[5.0, -4.0, 0.0]] * B), torch.ones(B, A))
     ),
-    (muzero(temperature=NAN), ValueError, "temperature=nan must not be negative"),
+    *(
+        (muzero(temperature=n), ValueError, "temperature=.* must be finite and not negative")
+        for n in (NAN, INF, torch.tensor([1.0, 0.0, INF, 1.0]))
+    ),
     (muzero(temperature=torch.ones(3)), ValueError, r"temperature has shape \[3\].*4 roots"),
     (lambda: dirichlet_noise(bools(B, A), 0.0), ValueError, "alpha=0.0 must be above 0"),
     (lambda: sample_visits(torch.ones(B, A), 1.0), ValueError, r"gumbel=gumbel_noise\(shape\)"),

@@ -1,9 +1,14 @@
 """Inputs of other dtypes and layouts give the same tree."""
 
+import functools
+
 import pytest
 import torch
 
-from raffia.search import search
+from raffia.algorithms.efficientzero.inference import fold
+from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+from raffia.search import GaussianSampler, ValuePrefix, gumbel_policy, sampled_policy, search
+from raffia.search.policies import root_dirichlet, root_gumbel
 
 from .table import BACKENDS, GAME, STATES, assert_same, random_table
 
@@ -64,3 +69,46 @@ def test_strided_embeddings_and_keys_of_states_are_read_and_stored(backend):
     tree = search(root, table, transpositions=lambda e: e["state"], **settings)
     other = search(root, table, transpositions=lambda e: strided(e["state"]), **settings)
     assert_same(other, tree)
+
+
+def results(table):
+    """Trees and noise by all kernels, of inputs in float32."""
+    seed = torch.arange(4)
+    yield from (search(table.root(STATES), table, num_simulations=9, backend=b) for b in BACKENDS)
+    yield gumbel_policy(table.root(STATES), table, 9, root_gumbel=root_gumbel(seed, 4)).tree
+    yield root_dirichlet(seed, 4, 0.3)
+    options = {"num_simulations": 9, "value_prefix": ValuePrefix()}
+    model = folded(continuous_action_space=False)
+    yield search(model.root(torch.ones(4, 4, dtype=torch.float32)), model.recurrent_fn, **options)
+    model = folded(continuous_action_space=True)
+    yield sampled_policy(
+        model.root(torch.ones(4, 4, dtype=torch.float32)),
+        model.recurrent_fn,
+        sampler=GaussianSampler(5, low=-1.0, high=1.0),
+        policy=functools.partial(gumbel_policy, **options, gumbel_scale=0.0),
+        seed=seed,
+    ).tree
+
+
+def folded(**options):
+    """A model in float32 that searches run as a compiled step."""
+    network = EfficientZeroModelMLP(4, 3, **options).float().eval()
+    draw = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=draw)
+    return fold(network)
+
+
+def test_the_default_dtype_of_torch_does_not_matter():
+    table = random_table(3, **GAME)
+    expected = list(results(table))
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = list(results(table))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, torch.Tensor):
+            assert one.dtype == other.dtype and one.equal(other)
+        else:
+            assert_same(one, other)

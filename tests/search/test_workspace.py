@@ -109,3 +109,10 @@ def test_simultaneous_searches_do_not_interfere():
     [thread.join() for thread in threads]
     for draw, tree in found.items():
         assert_same(tree, searched("more simulations", draw))
+
+
+def test_a_search_in_inference_mode_leaves_a_workspace_that_other_searches_can_use():
+    workspace, expected = Workspace(), searched("puct", 1)
+    with torch.inference_mode():
+        assert_same(searched("puct", 1, workspace), expected)
+    assert_same(searched("puct", 1, workspace), expected)

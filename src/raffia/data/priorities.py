@@ -234,7 +234,7 @@ class Priorities:
                 u = u.add_(torch.arange(n)).div_(n).clamp_(max=BELOW_ONE)
             rows, chances = self.tree.draw(u)
         if self.beta is None:
-            return rows, torch.ones(n)
+            return rows, torch.ones(n, dtype=torch.float32)
         return rows, importance_weights(chances, least, self.beta)
 
     def least(self) -> float | None:

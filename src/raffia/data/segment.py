@@ -337,7 +337,7 @@ class SegmentReplayBuffer(SegmentSteps):
         with self._lock:
             self._refuse_undrawable(index)
             start = self._ring.row(index)
-            copied = self._maker.copy(start, torch.ones(len(start)), length)
+            copied = self._maker.copy(start, torch.ones(len(start), dtype=torch.float32), length)
         if length > self.length:
             _refuse_unfinished(index, copied.added)
         return self._maker.build(self._maker.finish(copied))

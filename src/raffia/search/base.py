@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from torch import Tensor
 
+from raffia.hints import check_count
 from raffia.tensordict.keys import NestedKey
 
 
@@ -138,10 +139,11 @@ class ValuePrefix:
     reset_keys: Sequence[NestedKey] = ("reward_hidden_state",)
 
     def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ValueError(
-                f"horizon={self.horizon} must be at least 1; without value prefixes pass "
-                "value_prefix=None"
+        check_count("horizon", self.horizon, 1)
+        if isinstance(self.reset_keys, str):
+            raise TypeError(
+                f"reset_keys={self.reset_keys!r} is one key; pass a sequence of keys: "
+                f"reset_keys=({self.reset_keys!r},)"
             )
 
 

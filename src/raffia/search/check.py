@@ -6,7 +6,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from raffia.hints import check_choice, check_range
+from raffia.hints import check_choice, check_count, check_range
 from raffia.search.base import RootOutput, RootValue, TreeRules, ValuePrefix
 
 
@@ -104,7 +104,7 @@ def check_discount(discount: float | Tensor, batch: int) -> Tensor:
     """Check the discount and return one for each root, float32 [B]."""
     if isinstance(discount, float | int):
         check_range("discount", discount, 0, 1)
-        return torch.full((batch,), float(discount))
+        return torch.full((batch,), float(discount), dtype=torch.float32)
     gamma = torch.as_tensor(discount).to(torch.float32)
     check_of_each("discount", gamma, batch)
     if not bool(((gamma >= 0) & (gamma <= 1)).all()):
@@ -119,8 +119,8 @@ def check_options(rules: TreeRules, num_threads: int, recurrent_fn: object) -> N
         raise TypeError(f"value_prefix={value_prefix!r} must be a ValuePrefix(horizon=...) or None")
     counts = "'include' counts the model's value as one visit, 'zero' a visit of value 0"
     check_choice("root_value", root_value, get_args(RootValue), f"; {counts}, 'exclude' neither")
-    if max_depth is not None and max_depth < 1:
-        raise ValueError(f"max_depth={max_depth} must be at least 1, or None for no limit")
+    if max_depth is not None:
+        check_count("max_depth", max_depth, 1)
     if transpositions is not None and value_prefix is not None:
         raise ValueError(
             "transpositions and value_prefix cannot be combined: a value prefix belongs to a "
@@ -131,4 +131,4 @@ def check_options(rules: TreeRules, num_threads: int, recurrent_fn: object) -> N
             "this model predicts value prefixes, sums of rewards, instead of rewards: pass "
             "value_prefix=ValuePrefix(horizon=...), with the horizon that it was trained with"
         )
-    check_range("num_threads", num_threads, 1)
+    check_count("num_threads", num_threads, 1)

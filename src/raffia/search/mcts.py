@@ -128,10 +128,11 @@ def shapes_of(
     optional = root.mask, root.to_play, root.actions, rules.transpositions
     has = tuple([part is None for part in optional])
     settings = type(select), backend, num_threads, prefix, rules.root_value, rules.max_depth
+    inference = torch.is_inference_mode_enabled()  # its memory is not written to outside of it
     shape = root.prior_logits.device, root.prior_logits.shape, *budget
     # the model is the same while it is cached
     model = getattr(recurrent_fn, "workspace_key", id(recurrent_fn))
-    return model, settings, has, shape
+    return model, settings, inference, has, shape
 
 
 @torch.no_grad()

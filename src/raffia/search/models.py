@@ -82,11 +82,9 @@ def bound_model(
         return None  # it zeroes its own memory of rewards, not other entries
     batch, _, actions = state.shape
     device = state.gamma.device
-    output = RecurrentOutput(
-        reward=torch.zeros(batch, device=device),
-        value=torch.zeros(batch, device=device),
-        prior_logits=torch.zeros(batch, actions, device=device),
-    )
+    reward, value = torch.zeros(2, batch, dtype=torch.float32, device=device)
+    logits = torch.zeros(batch, actions, dtype=torch.float32, device=device)
+    output = RecurrentOutput(reward, value, logits)
     step = bind(SearchMemory(embeddings.all_rows(), *state.model_rows(), *output[:3]))
     return None if step is None else (step, output)
 

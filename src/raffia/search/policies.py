@@ -103,7 +103,7 @@ def gumbel_policy(
     max_considered: int = 16,  # actions that the root tries
     value_scale: float = 0.1,
     maxvisit_init: float = 50.0,
-    gumbel_scale: float = 1.0,  # of the noise drawn here; evaluation: 0
+    gumbel_scale: float | Tensor = 1.0,  # of the noise drawn here, or [B]; evaluation: 0
     root_gumbel: Tensor | None = None,  # [B, A], the noise itself, scaled already
     generator: torch.Generator | None = None,  # for the noise if not given; None: torch's own
     **options: Unpack[SearchOptions],  # of `search`; here root_value="include" if not given
@@ -125,9 +125,12 @@ def gumbel_policy(
     >>> plan.action, plan.action_weights.round(decimals=3)
     (tensor([0]), tensor([[0.9960, 0.0040]]))
     """
+    check_root(root)
     if root_gumbel is None:
-        shape = tuple(root.prior_logits.shape)
-        root_gumbel = gumbel_scale * gumbel_noise(shape, generator, root.prior_logits.device)
+        shape, device = tuple(root.prior_logits.shape), root.prior_logits.device
+        check_of_each("gumbel_scale", gumbel_scale, shape[0])
+        scale = torch.as_tensor(gumbel_scale, device=device).unsqueeze(-1)
+        root_gumbel = scale * gumbel_noise(shape, generator, device)
     select = Gumbel(
         root_gumbel=root_gumbel,
         max_considered=max_considered,
@@ -242,8 +245,9 @@ def _check_noise(
         if noise is not None and not all(map(math.isfinite, _ends(noise))):
             raise ValueError(f"{name} holds NaN or infinity; leave it out to have it drawn")
     check_of_each("temperature", temperature, batch)
-    if not _ends(temperature)[0] >= 0:
-        raise ValueError(f"temperature={temperature} must not be negative")
+    coldest, hottest = _ends(temperature)
+    if not (coldest >= 0 and hottest < math.inf):
+        raise ValueError(f"temperature={temperature} must be finite and not negative")
 
 
 def _ends(number: float | Tensor) -> tuple[float, float]:
@@ -266,7 +270,7 @@ def root_gumbel(
     True
     """
     seed = seed.contiguous()
-    out = torch.empty(len(seed), num_actions)
+    out = torch.empty(len(seed), num_actions, dtype=torch.float32)
     kernels.noise.gumbel(len(seed), num_actions, seed.data_ptr(), choice, out.data_ptr())
     return out
 
@@ -285,7 +289,8 @@ def root_dirichlet(
     1.0
     """
     check_alpha(alpha)
-    seed, out = seed.contiguous(), torch.empty(len(seed), num_actions)
+    seed = seed.contiguous()
+    out = torch.empty(len(seed), num_actions, dtype=torch.float32)
     legal_actions = None if mask is None else mask.cpu().contiguous()
     kernels.noise.dirichlet(
         *(len(seed), num_actions, seed.data_ptr(), choice),

@@ -32,7 +32,7 @@ class ReferenceSteps:
         if root.mask is not None:
             legal = legal.masked_fill(~root.mask, -torch.inf)
             entries["mask"][:, 0] = root.mask
-        unfit_value = ~torch.isfinite(root.value)
+        unfit_value = ~torch.isfinite(root.value.float())
         for field, bad in ((VALUE, unfit_value), (PRIOR_LOGITS, _unfit_logits(legal, root.mask))):
             if bool(bad.any()):
                 raise unfit_root(field, int(bad.nonzero()[0]))

@@ -164,8 +164,8 @@ class _OverSamples:
         seed, actions = memory.embeddings[SEED], memory.embeddings[ACTIONS]  # of all nodes
         if actions.dim() != 3 or not all(map(_is_float32_here, (actions, memory.prior_logits))):
             return None
-        chosen = torch.zeros(len(memory.action), actions.shape[-1])
-        parameters = torch.zeros(len(memory.action), self._parameters.shape[1])
+        chosen = actions.new_zeros(len(memory.action), actions.shape[-1])
+        parameters = actions.new_zeros(len(memory.action), self._parameters.shape[1])
         model = bind(replace(memory, action=chosen, prior_logits=parameters))
         if not hasattr(model, "native"):
             return None
@@ -370,7 +370,7 @@ class GaussianSampler:
     def numbers(self, size: int) -> dict[str, Tensor | None]:
         """The fixed numbers, float32 [D] each: "std", "low" and "width", between the bounds."""
         low, width = (None, None) if self.low is None else self._bounds()
-        std = None if self.std is None else constant(self.std, torch.empty(0))
+        std = None if self.std is None else constant(self.std, torch.empty(0, dtype=torch.float32))
         return {
             name: None if number is None else number.expand(size).contiguous()
             for name, number in (("std", std), ("low", low), ("width", width))
@@ -397,7 +397,7 @@ class GaussianSampler:
 
     def _bounds(self, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lower bound and the width, of the dtype and device of a tensor."""
-        like = torch.empty(0) if like is None else like
+        like = torch.empty(0, dtype=torch.float32) if like is None else like
         low, high = constant(self.low, like), constant(self.high, like)
         width = high - low
         # An action can be low + width, and this sum must not be rounded to more than the bound.

@@ -6,13 +6,13 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
 
 from raffia.functional.draws import GOLDEN, mix
-from raffia.hints import check_choice, check_range
+from raffia.hints import check_choice, check_count
 from raffia.search.memory import plain
 from raffia.search.nodes import Nodes, best
 from raffia.search.softmax import in_order, softmax
@@ -90,9 +90,12 @@ class PUCT:
         for name, allowed in _CHOICES.items():
             example = f"; for example PUCT({name}={allowed[0]!r})"
             check_choice(name, getattr(self, name), allowed, example)
-        if not (self.c_base > 0 and self.min_range > 0):
-            raise ValueError(f"c_base={self.c_base} and min_range={self.min_range} must be above 0")
-        if not 0 <= self.c_init < float("inf"):
+        if not (0 < self.c_base < math.inf and self.min_range > 0):
+            raise ValueError(
+                f"c_base={self.c_base} and min_range={self.min_range} must be above 0, and c_base "
+                "finite"
+            )
+        if not 0 <= self.c_init < math.inf:
             raise ValueError(f"c_init={self.c_init} must be finite and not negative")
         if self.root_in_range and self.normalize != "running":
             raise ValueError(
@@ -229,7 +232,7 @@ class Gumbel:
     root_in_range = False
 
     def __post_init__(self) -> None:
-        check_range("max_considered", self.max_considered, 1)
+        check_count("max_considered", self.max_considered, 1)
         for name in ("value_scale", "maxvisit_init"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be finite and not negative")
@@ -326,27 +329,30 @@ def considered_visits(num_considered: int, num_simulations: int) -> tuple[int, .
 
 
 @dataclass(frozen=True)
-class FunctionSelection:
-    """A plain function `select(nodes, carry) -> (action, carry)` as a selection.
+class CheckedSelection:
+    """A function `select(nodes, carry) -> (action, carry)`, or another `Selection` than those here,
+    with a check of the actions that it chooses.
 
-    >>> FunctionSelection(lambda nodes, carry: (nodes.visits.argmin(-1), carry)).needs_logits
+    >>> CheckedSelection(lambda nodes, carry: (nodes.visits.argmin(-1), carry)).needs_logits
     True
     """
 
-    function: SelectFn
+    select: Any
     needs_logits: bool = True
     normalize: Normalize = "running"
     root_in_range: bool = False
 
     def prepare(
         self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
-    ) -> FunctionSelection:
-        """The selection itself: a function needs no preparation."""
-        return self
+    ) -> CheckedSelection:
+        """The selection prepared for one search; a function needs no preparation."""
+        if not hasattr(self.select, "prepare"):
+            return self
+        return replace(self, select=self.select.prepare(num_legal, budget, num_actions, device))
 
     def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
-        """The function's actions and carry, after a check that the actions are legal."""
-        answer = self.function(nodes, carry)
+        """The actions and the carry, after a check that the actions are legal."""
+        answer = self.select(nodes, carry)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(
                 f"select returned a {type(answer).__name__}; it must return (action, carry)"
@@ -380,8 +386,8 @@ def _check_actions(action: Any, nodes: Nodes) -> None:
         )
 
 
-def as_selection(select: Selection | SelectFn | None) -> Any:
-    """The selection itself, or one around a function; `PUCT()` for None.
+def as_selection(select: Any) -> Any:
+    """`PUCT` and `Gumbel` themselves, checks around any other selection; `PUCT()` for None.
 
     >>> as_selection(None).normalize
     'running'
@@ -390,11 +396,14 @@ def as_selection(select: Selection | SelectFn | None) -> Any:
         return PUCT()
     if isinstance(select, type):
         raise TypeError(f"select is the class {select.__name__}; pass {select.__name__}(...)")
-    if hasattr(select, "prepare"):
+    if type(select) in (PUCT, Gumbel):
         return select
     if not callable(select):
         raise TypeError(
             f"select is a {type(select).__name__}; it must be PUCT(), Gumbel(...) or a function "
             "select(nodes, carry) -> (action, carry)"
         )
-    return FunctionSelection(select)
+    if not hasattr(select, "prepare"):
+        return CheckedSelection(select)
+    check_choice("normalize", select.normalize, get_args(Normalize))
+    return CheckedSelection(select, select.needs_logits, select.normalize, select.root_in_range)

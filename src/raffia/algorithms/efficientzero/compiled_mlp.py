@@ -86,7 +86,7 @@ class CompiledRecurrent:
         width, num_inputs = self._first.weight.shape
         self._action_row = () if codes is not None else (num_inputs - self._latent_size,)
         # what the first layer makes of each action, with its bias
-        self._of_action = torch.empty(width, 0 if codes is None else len(codes))
+        self._of_action = self._first.weight.new_empty(width, 0 if codes is None else len(codes))
         self._hidden_size = dynamics.lstm.hidden_size if dynamics.lstm is not None else 0
         self._layers = CompiledLayers()
         self._write(dynamics, heads)
@@ -227,8 +227,8 @@ class CompiledRoot:
         if observation.shape[1:] != (self._size,) or not _is_float32_here(observation):
             return None
         rows = observation.size(0)
-        latent, value = torch.empty(rows, self._latent_size), torch.empty(rows)
-        prior_logits = torch.empty(rows, self._num_logits)
+        latent, value = observation.new_empty(rows, self._latent_size), observation.new_empty(rows)
+        prior_logits = observation.new_empty(rows, self._num_logits)
         arrays = {
             "observation": observation.contiguous(),
             "latent": latent,

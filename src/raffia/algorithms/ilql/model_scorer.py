@@ -371,14 +371,15 @@ class CompiledHeads:
         """
         from raffia.algorithms.ilql.heads_kernel import heads_step
 
-        num_rows = len(next(iter(hidden.values())))
+        some = next(iter(hidden.values()))
+        num_rows = len(some)
         logits = v = q = None
         if needs.policy:
-            logits = torch.empty(num_rows, self._num_tokens)
+            logits = some.new_empty(num_rows, self._num_tokens)
         if needs.values:
-            v = torch.empty(num_rows)
-            q = torch.empty(num_rows, self._num_tokens)
-        room = torch.empty(num_rows * (self._inner + self._num_tokens))
+            v = some.new_empty(num_rows)
+            q = some.new_empty(num_rows, self._num_tokens)
+        room = some.new_empty(num_rows * (self._inner + self._num_tokens))
         heads_step(
             self._addresses.buffer_info()[0],
             len(self._q_heads),

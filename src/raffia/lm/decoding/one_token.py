@@ -187,8 +187,8 @@ class CompiledLM:
         keys, values = cache.memory()
         needed = num_rows * (5 * size + inner) + position + 64
         if len(self._room) < needed:
-            self._room = torch.empty(needed + 1024)
-        out = torch.empty(num_rows, size)
+            self._room = torch.empty(needed + 1024, dtype=torch.float32)
+        out = torch.empty(num_rows, size, dtype=torch.float32)
         step = [4 * stride for stride in keys.stride()]
         wrong = token_step(
             self._addresses.buffer_info()[0],
