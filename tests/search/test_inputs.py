@@ -71,25 +71,6 @@ def test_strided_embeddings_and_keys_of_states_are_read_and_stored(backend):
     assert_same(other, tree)
 
 
-def results(table):
-    """Trees and noise by all kernels, of inputs in float32."""
-    seed = torch.arange(4)
-    yield from (search(table.root(STATES), table, num_simulations=9, backend=b) for b in BACKENDS)
-    yield gumbel_policy(table.root(STATES), table, 9, root_gumbel=root_gumbel(seed, 4)).tree
-    yield root_dirichlet(seed, 4, 0.3)
-    options = {"num_simulations": 9, "value_prefix": ValuePrefix()}
-    model = folded(continuous_action_space=False)
-    yield search(model.root(torch.ones(4, 4, dtype=torch.float32)), model.recurrent_fn, **options)
-    model = folded(continuous_action_space=True)
-    yield sampled_policy(
-        model.root(torch.ones(4, 4, dtype=torch.float32)),
-        model.recurrent_fn,
-        sampler=GaussianSampler(5, low=-1.0, high=1.0),
-        policy=functools.partial(gumbel_policy, **options, gumbel_scale=0.0),
-        seed=seed,
-    ).tree
-
-
 def folded(**options):
     """A model in float32 that searches run as a compiled step."""
     network = EfficientZeroModelMLP(4, 3, **options).float().eval()
@@ -99,14 +80,44 @@ def folded(**options):
     return fold(network)
 
 
-def test_the_default_dtype_of_torch_does_not_matter():
+def results(table, root, states, observation):
+    """Trees and noise by all kernels, of inputs in float32."""
+    budget = states + 6
+    yield from (search(root, table, num_simulations=budget, backend=b) for b in BACKENDS)
+    yield gumbel_policy(root, table, 9, root_gumbel=root_gumbel(states, 4)).tree
+    yield root_dirichlet(states, 4, 0.3)
+    with torch.device("cpu"):
+        discrete = folded(continuous_action_space=False)
+        continuous = folded(continuous_action_space=True)
+    options = {"num_simulations": 9, "value_prefix": ValuePrefix()}
+    yield search(discrete.root(observation), discrete.recurrent_fn, **options)
+    yield sampled_policy(
+        continuous.root(observation),
+        continuous.recurrent_fn,
+        sampler=GaussianSampler(5, low=-1.0, high=1.0),
+        policy=functools.partial(gumbel_policy, **options, root_gumbel=states.new_zeros(4, 5)),
+        seed=states,
+    ).tree
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        functools.partial(torch.set_default_dtype, torch.float64),
+        functools.partial(torch.set_default_device, "meta"),
+    ],
+    ids=["dtype", "device"],
+)
+def test_the_defaults_of_torch_do_not_matter(change):
     table = random_table(3, **GAME)
-    expected = list(results(table))
-    torch.set_default_dtype(torch.float64)
+    arguments = table, table.root(STATES), STATES, torch.ones(4, 4)
+    expected = list(results(*arguments))
+    change()
     try:
-        found = list(results(table))
+        found = list(results(*arguments))
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
     for one, other in zip(found, expected, strict=True):
         if isinstance(one, torch.Tensor):
             assert one.dtype == other.dtype and one.equal(other)

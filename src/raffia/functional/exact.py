@@ -35,11 +35,11 @@ def products_are_exact() -> bool:
     True
     """
     size = 11  # odd, so that rows have all alignments; squares of this size show it
-    values = torch.arange(2 * size * size, dtype=torch.float32).mul(0.7).sin()
+    values = torch.arange(2 * size * size, dtype=torch.float32, device="cpu").mul(0.7).sin()
     x, weight = values.view(2, size, size)
     expected = torch.nn.functional.linear(x, weight)
     for offset in range(1, 8):
-        memory = torch.empty(size * size + offset)
+        memory = x.new_empty(size * size + offset)
         moved = memory[offset:].view(size, size).copy_(x)
         if not torch.nn.functional.linear(moved, weight).equal(expected):
             return False

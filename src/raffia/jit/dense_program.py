@@ -309,12 +309,12 @@ class DenseProgram:
             for piece in packed.pieces(parameter)
         ]
         if not len(self._weights):
-            self._weights = torch.zeros(self._size, dtype=torch.float32)
+            self._weights = torch.zeros(self._size, dtype=torch.float32, device="cpu")
             for start, stop, behind in self._fills:
                 self._weights[start:stop] = behind
-            self._table = torch.tensor([layer.address for layer in self._layers])
+            self._table = torch.tensor([layer.address for layer in self._layers], device="cpu")
         self._parameters = list(parameters)  # the pieces hold their addresses
-        self._pieces = torch.tensor(pieces, dtype=torch.int64)
+        self._pieces = torch.tensor(pieces, dtype=torch.int64, device="cpu")
         self.reload()
 
     def reload(self) -> None:
@@ -491,5 +491,5 @@ def scratch(size: int) -> int:
     """The address of memory that belongs to this thread; nothing there survives a call."""
     memory: Tensor | None = getattr(_local, "scratch", None)
     if memory is None or memory.size(0) < size:
-        memory = _local.scratch = torch.zeros(size, dtype=torch.float32)
+        memory = _local.scratch = torch.zeros(size, dtype=torch.float32, device="cpu")
     return memory.data_ptr()

@@ -76,7 +76,7 @@ def check_budget(num_simulations: int | Tensor, batch: int) -> list[int]:
     if isinstance(num_simulations, int) and not isinstance(num_simulations, bool):
         _check_least(num_simulations, num_simulations)
         return [num_simulations] * batch
-    budget = torch.as_tensor(num_simulations)
+    budget = torch.as_tensor(num_simulations, device="cpu")
     if budget.is_floating_point() or budget.dtype == torch.bool:
         raise TypeError(f"num_simulations has dtype {budget.dtype}; it must be an integer")
     check_of_each("num_simulations", budget, batch)
@@ -100,12 +100,12 @@ def _check_least(least: int, given: object) -> None:
         )
 
 
-def check_discount(discount: float | Tensor, batch: int) -> Tensor:
+def check_discount(discount: float | Tensor, batch: int, device: torch.device) -> Tensor:
     """Check the discount and return one for each root, float32 [B]."""
     if isinstance(discount, float | int):
         check_range("discount", discount, 0, 1)
-        return torch.full((batch,), float(discount), dtype=torch.float32)
-    gamma = torch.as_tensor(discount).to(torch.float32)
+        return torch.full((batch,), float(discount), dtype=torch.float32, device=device)
+    gamma = torch.as_tensor(discount, dtype=torch.float32, device=device)
     check_of_each("discount", gamma, batch)
     if not bool(((gamma >= 0) & (gamma <= 1)).all()):
         raise ValueError(f"discount={discount} must be in 0..1")

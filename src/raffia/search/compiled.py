@@ -39,7 +39,7 @@ class CompiledSteps:
         prefix, (roots, rows, actions) = state.rules.value_prefix, state.shape
         self._search = kernels.record.SearchRecord(
             **state.arrays(),
-            scores=torch.empty(actions, dtype=torch.float32),
+            scores=state.gamma.new_empty(actions),
             roots=roots,
             rows=rows,
             actions=actions,

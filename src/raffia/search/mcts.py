@@ -177,7 +177,8 @@ def search(
     rules = TreeRules(value_prefix, root_value, max_depth, transpositions)
     check_options(rules, num_threads, recurrent_fn)
     batch, selection = root.value.size(0), as_selection(select)
-    budget, gamma = check_budget(num_simulations, batch), check_discount(discount, batch)
+    budget = check_budget(num_simulations, batch)
+    gamma = check_discount(discount, batch, root.prior_logits.device)
     prepared, shapes = None, None
     if workspace is not None:
         shapes = shapes_of(root, budget, recurrent_fn, selection, backend, num_threads, rules)

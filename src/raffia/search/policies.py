@@ -270,7 +270,7 @@ def root_gumbel(
     True
     """
     seed = seed.contiguous()
-    out = torch.empty(len(seed), num_actions, dtype=torch.float32)
+    out = seed.new_empty(len(seed), num_actions, dtype=torch.float32)
     kernels.noise.gumbel(len(seed), num_actions, seed.data_ptr(), choice, out.data_ptr())
     return out
 
@@ -290,7 +290,7 @@ def root_dirichlet(
     """
     check_alpha(alpha)
     seed = seed.contiguous()
-    out = torch.empty(len(seed), num_actions, dtype=torch.float32)
+    out = seed.new_empty(len(seed), num_actions, dtype=torch.float32)
     legal_actions = None if mask is None else mask.cpu().contiguous()
     kernels.noise.dirichlet(
         *(len(seed), num_actions, seed.data_ptr(), choice),

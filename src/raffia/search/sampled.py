@@ -331,7 +331,7 @@ class GaussianSampler:
             )
         if self.low is not None and not bool((self._bounds()[1] > 0).all()):
             raise ValueError(f"low={self.low} must lie below high={self.high}")
-        if self.std is not None and not bool((torch.as_tensor(self.std) > 0).all()):
+        if self.std is not None and not bool((torch.as_tensor(self.std, device="cpu") > 0).all()):
             raise ValueError(f"std={self.std} must be above 0, or None for the policy's own")
 
     def sample(self, parameters: Tensor, seed: Tensor, mask: Tensor | None = None) -> Samples:
@@ -370,7 +370,11 @@ class GaussianSampler:
     def numbers(self, size: int) -> dict[str, Tensor | None]:
         """The fixed numbers, float32 [D] each: "std", "low" and "width", between the bounds."""
         low, width = (None, None) if self.low is None else self._bounds()
-        std = None if self.std is None else constant(self.std, torch.empty(0, dtype=torch.float32))
+        std = (
+            None
+            if self.std is None
+            else constant(self.std, torch.empty(0, dtype=torch.float32, device="cpu"))
+        )
         return {
             name: None if number is None else number.expand(size).contiguous()
             for name, number in (("std", std), ("low", low), ("width", width))
@@ -397,7 +401,7 @@ class GaussianSampler:
 
     def _bounds(self, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lower bound and the width, of the dtype and device of a tensor."""
-        like = torch.empty(0, dtype=torch.float32) if like is None else like
+        like = torch.empty(0, dtype=torch.float32, device="cpu") if like is None else like
         low, high = constant(self.low, like), constant(self.high, like)
         width = high - low
         # An action can be low + width, and this sum must not be rounded to more than the bound.

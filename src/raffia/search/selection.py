@@ -187,7 +187,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def _exploration(
     c_init: float, c_base: float, first_visit: str, count_own: bool, num_simulations: int
 ) -> Tensor:
-    num = torch.arange(num_simulations + 1, dtype=torch.float64)
+    num = torch.arange(num_simulations + 1, dtype=torch.float64, device="cpu")
     counted = num + 1 if count_own else num
     c = torch.log((counted + c_base + 1) / c_base) + c_init
     return (c * torch.sqrt(num + 1 if first_visit == "prior" else num)).float()
@@ -263,7 +263,7 @@ class Gumbel:
         return replace(
             self,
             root_gumbel=plain(self.root_gumbel, torch.float32, device),
-            considered=torch.tensor(table, dtype=torch.int32)[rows].to(device),
+            considered=torch.tensor(table, dtype=torch.int32, device=device)[rows],
         )
 
     def __call__(self, nodes: Nodes, carry: None) -> tuple[Tensor, None]:

@@ -55,7 +55,7 @@ class SearchState:
         actions, device = self.shape[2], self.gamma.device
         self.entries = new_arrays(self.kinds, device)
         self.select = select.prepare(num_legal(root), self.budget, actions, device)
-        self.gamma = gamma.to(device)
+        self.gamma = gamma
 
     def set_root_actions(
         self,
@@ -92,7 +92,9 @@ class SearchState:
         budget = [self.budget[root] for root in self.order.tolist()]
         if budget[0] == budget[-1]:
             return [len(budget)] * budget[0]
-        ended = torch.bincount(torch.tensor(budget)).cumsum(0)  # roots with at most so many
+        ended = (
+            torch.tensor(budget, device="cpu").bincount().cumsum(0)
+        )  # roots with at most so many
         return (len(budget) - ended[:-1]).tolist()
 
     def divided(self, num_parts: int) -> list[SearchState]:
@@ -175,7 +177,7 @@ def make_state(
         kinds=kinds,
         budget=budget,
         order=order,
-        gamma=gamma.to(device),
+        gamma=gamma,
         reset=torch.zeros(batch, dtype=BOOL, device=device),
         stamp=own.pop("stamp", None),
         **own,

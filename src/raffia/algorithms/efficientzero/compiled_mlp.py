@@ -380,7 +380,7 @@ class CompiledLayers:
         """Add layers, then the decoding of their output as a value."""
         logits = self.mlp(layers, inputs, behind=0.0 if support is None else -math.inf)
         if support is not None:
-            self.parameters.append(support.values())
+            self.parameters.append(support.values(device="cpu"))
         self.program.decode(logits, array)
         self.program.reuse(logits)
 

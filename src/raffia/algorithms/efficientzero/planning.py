@@ -236,7 +236,7 @@ class Planner:
             self._snapshot.recurrent_fn,
             sampler=sampler,
             policy=policy,
-            seed=child_seed(seed, torch.tensor(ACTIONS)),
+            seed=child_seed(seed, seed.new_tensor(ACTIONS)),
         )
 
     def _threads(self, root: RootOutput) -> int:
