@@ -150,11 +150,17 @@ def test_a_population_of_one_and_invalid_calls():
     def of(size, **options):
         return Evolution(size, SelectionConfig(**options), NOTHING)
 
+    def evaluated(size):
+        evolution = of(size)
+        evolution.record([1.0] * size)
+        return evolution
+
     for call, match in (
         (lambda: of(4, tournament_size=5), "=5 is larger .* of 4"),
         (lambda: of(2).step(state_of(2), draws()), r"evaluated yet: call record\(fitness\)"),
         (lambda: of(2).record([1.0, 2.0, 3.0]), "of 3 members, but the population has 2"),
         (lambda: of(4).load_state(of(3).state()), "3 members, but the population has 4"),
+        (lambda: evaluated(2).step(state_of(3), draws()), r"must be \[2\], but this one is \[3\]"),
         (lambda: of(1, tournament_size=1), "so a population of one"),
         (lambda: of(1, tournament_size=1, method="truncation"), "so a population of one"),
     ):
@@ -167,6 +173,8 @@ def test_a_population_of_one_and_invalid_calls():
         state, report = evolution.step(state_of(1), draws())
         assert report.members == [0] and report.kinds == ["hyper"]
         assert state["hyper", "tau"] != state_of(1)["hyper", "tau"]
+    state, report = evaluated(2).step(state_of(2).exclude("hyper"), draws())
+    assert report.hyper == {} and "hyper" not in state.keys()
 
 
 class Waves(Regression):

@@ -388,6 +388,10 @@ def test_networks_and_batches_of_minimal_size():
     state = alone(params={"b": torch.ones(2, 20), "s": torch.ones(2)})
     after, changes = mutate(state, only("parameters"), draws())  # vectors alone are changed then
     assert all(change.kind == "parameters" for change in changes) and changed(state, after)
+    counts = alone(params={"n": torch.ones(2, 3, 3, dtype=torch.int64), "none": torch.ones(2, 0)})
+    state["params"].update(counts["params"])
+    again, _ = mutate(state, only("parameters"), draws())  # of whole numbers and of nothing: none
+    assert_same(again, after.update(counts))
     config = only("architecture", new_layer_prob=0.5, nodes=(16,))
     state, draw = population(paths=((),), max_layers=1, max_nodes=1, num_nodes=1), draws()
     possible = {"network: one layer stays", "network: 0 nodes more in layer 0"}
@@ -433,6 +437,8 @@ REFUSED = [
     (lambda: MutationConfig(architecture=1.0, nodes=()), r"nodes=\(\) must be numbers of nodes"),
     (lambda: MutationConfig(architecture=1.0, nodes=(16, 0)), r"nodes=\(16, 0\)"),
     (lambda: HyperRange(2.0, 1.0), "a range from 2.0 to 1.0 is empty"),
+    (lambda: HyperRange(0.0, math.inf), "a range from 0.0 to inf is empty or endless"),
+    (lambda: mutated("hyper", tau=RANGES["tau"]), "no hyper-parameter 'tau'. It has: none"),
     (lambda: HyperRange(0.1, 1.0, grow=0.9), "grow=0.9 must be above 1, and shrink=0.8"),
     (lambda: HyperRange(0.1, 1.0, shrink=0.0), "shrink=0.0 between 0 and 1"),
     (lambda: HyperRange(0.0, 1.0, log=True), "low=0.0 must be above 0 in a logarithmic range"),

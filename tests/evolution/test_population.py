@@ -306,7 +306,8 @@ REFUSED = [
     (lambda of: starts(batchsize=[1, 2]), r"'batchsize'; did you mean 'batch_size'\?"),
     (lambda of: starts(xyz=[1, 2]), r"no hyper-parameter 'xyz'\. It has: learning_rate, sc"),
     (lambda of: starts(scale=[1.0, 2.0, 3.0]), r"scale has shape \[3\], but there are 2 members"),
-    (lambda of: starts(batch_size=[4, 0]), r"batch_size=\[4, 0\] must be at least 1"),
+    (lambda of: starts(batch_size=[4, 0]), r"batch_size=\[4, 0\] must be .* of at least 1"),
+    (lambda of: starts(batch_size=[4, 2.5]), r"batch_size=\[4, 2.5\] must be whole numbers"),
     (lambda of: shared(ROWS, Regression().init(0)), r"must be \[P\], but this one is \[\]"),
     (lambda of: shared(ROWS, batches="own"), r"'own' a batch must be \[2, B\]; got .* \[8\]"),
     (

@@ -129,11 +129,16 @@ CHANGES = [  # a run, the error, and settings that it can't be combined with
     ),
     (RUN, "low must be below high", {"population__ranges": ("tau=0.9..0.5",)}),
     (RUN, "must be in 0..1", {"population__ranges": ("tau=0.5..1.5",)}),
-    (RUN, "must be between finite", {"population__ranges": ("q_weight=0.5..inf",)}),
+    (RUN, "low must be below high, and both finite", {"population__ranges": ("q_weight=1..inf",)}),
+    (RUN, "must start at 0 or more", {"population__ranges": ("learning_rate=-1..1",)}),
+    (RUN, "must start at 1 or more", {"population__ranges": ("batch_size=0..8",)}),
     (RUN, "all probabilities are 0", {"population__hyper": OFF}),
     (RUN, "nothing is played here", {"population__replay": "own"}),
-    (RUN, "allow batch_size up to 12", {"num_micro_batches": 2, "batch_size": 8,
-     "population": replace(POPULATION, **SIZES)}),
+    *(
+        (RUN, "num_micro_batches=2 cannot be combined with a range of batch_size",
+         {"num_micro_batches": 2, "batch_size": size, "population": replace(POPULATION, **SIZES)})
+        for size in (8, 12)
+    ),
     (efficientzero_config(), r"divided equally .*: set env\.num_envs=9", {"env__num_envs": 7}),
     *(
         (run, rf"\.{kind}=0\.5 .* set model\.evolvable_heads=True .*{kind}=0",

@@ -5,6 +5,7 @@ The probabilities are relative: they need not add up to 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -99,9 +100,10 @@ class HyperRange:
     resample: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.low < self.high:
+        if not -math.inf < self.low < self.high < math.inf:
             raise ValueError(
-                f"a range from {self.low} to {self.high} is empty: low must be below high"
+                f"a range from {self.low} to {self.high} is empty or endless: low must be below "
+                "high, and both finite"
             )
         if not 0 < self.shrink < 1 < self.grow:
             raise ValueError(

@@ -97,6 +97,11 @@ class Evolution:
         """Return the next generation's state [P], in separate memory, and a record of the step."""
         if not self._fitness:
             raise ValueError("no member has been evaluated yet: call record(fitness) first")
+        if list(state.batch_size) != [self.size]:
+            raise ValueError(
+                f"the state of a population of {self.size} must be [{self.size}], but this one is "
+                f"{list(state.batch_size)}: pass the stacked states of all of its members"
+            )
         fitness = mean_fitness(
             torch.tensor(self._fitness, dtype=torch.float64), self.selection.eval_loop
         )
@@ -107,6 +112,7 @@ class Evolution:
         old, self.members = self.members, self._named(chosen, best)
         self._fitness = [[row[p] for p in chosen] for row in self._fitness]
         self.number += 1
+        hyper = state.get("hyper", TensorDict())  # a learner may have none
         generation = Generation(
             self.number,
             fitness.tolist(),
@@ -115,7 +121,7 @@ class Evolution:
             [old[p] for p in chosen],
             [change.kind for change in changes],
             [change.what for change in changes],
-            {str(name): state["hyper", name].tolist() for name in state["hyper"].keys()},
+            {str(name): numbers.tolist() for name, numbers in hyper.items()},
         )
         return state, generation
 

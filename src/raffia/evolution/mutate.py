@@ -102,7 +102,7 @@ def check_mutations(state: TensorDict, config: MutationConfig) -> None:
     """
     if config.hyper > 0:
         for name, span in config.hyper_ranges.items():
-            check_hyper_name(name, state["hyper"])
+            check_hyper_name(name, state.get("hyper", TensorDict()))
             if name == BATCH_SIZE and span.low < 1:
                 raise ValueError(
                     f"the range of {name} starts at {span.low:g}, but must start at 1 or more"
@@ -155,7 +155,11 @@ class _Mutation:
         return f"{name} {before.item():g} -> {numbers[self.member].item():g}"
 
     def parameters(self) -> str:
-        leaves = list(self.state["params"].items(True, True))
+        leaves = [
+            (key, leaf)
+            for key, leaf in self.state["params"].items(True, True)
+            if leaf.numel() and (leaf.is_floating_point() or leaf.is_complex())
+        ]
         matrices = [(key, leaf) for key, leaf in leaves if leaf.dim() > 2]
         chosen = matrices or leaves
         picked = torch.rand(len(chosen), generator=self.draw) < 0.5

@@ -246,8 +246,10 @@ def with_hyper(
                 f"{name} has shape {list(numbers.shape)}, but there are {len(state)} members: "
                 f"pass {len(state)} numbers"
             )
-        if name == BATCH_SIZE and bool((numbers < 1).any()):
-            raise ValueError(f"batch_size={numbers.tolist()} must be at least 1 for each member")
+        is_whole = like.is_floating_point() or bool((numbers == torch.as_tensor(given)).all())
+        if not is_whole or name == BATCH_SIZE and bool((numbers < 1).any()):
+            least = " of at least 1" if name == BATCH_SIZE else ""
+            raise ValueError(f"{name}={given} must be whole numbers{least}, one for each member")
         hyper[name] = numbers.clone()
     return state.copy().set("hyper", hyper)
 

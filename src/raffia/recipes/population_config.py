@@ -111,8 +111,14 @@ class PopulationConfig(Checked):
         >>> PopulationConfig(size=2, ranges=("batch_size=32..128",)).longest_batch(64)
         128
         """
-        span = self.hyper_ranges().get("batch_size") if self.size > 1 else None
-        return batch_size if span is None else math.floor(span.high)
+        if not self.changes_batch_size:
+            return batch_size
+        return math.floor(self.hyper_ranges()["batch_size"].high)
+
+    @property
+    def changes_batch_size(self) -> bool:
+        """Whether members can have batches of different sizes."""
+        return self.size > 1 and "batch_size" in self.hyper_ranges()
 
     def selection(self) -> SelectionConfig:
         """The selection: which members survive a generation."""
@@ -147,8 +153,9 @@ class PopulationConfig(Checked):
                     f"ranges: {text!r} must have the form NAME=LOW..HIGH, such as "
                     "learning_rate=1e-5..1e-2"
                 ) from None
-            if not all(math.isfinite(number) for number in numbers):
-                raise ValueError(f"ranges: {text!r} must be between finite numbers")
+            least = 1 if name == "batch_size" else 0
+            if numbers[0] < least:
+                raise ValueError(f"ranges: {text!r} must start at {least} or more")
             if name in FRACTIONS and not 0 <= min(numbers) <= max(numbers) <= 1:
                 raise ValueError(f"ranges: {text!r} must be in 0..1")
             found[name] = HyperRange(

@@ -267,7 +267,7 @@ class EfficientZeroRun(EfficientZeroConfig):
             {
                 "compile=True": self.compile,
                 f"population.workers={self.population.workers}": self.population.workers > 0,
-                "a range of batch_size": "batch_size" in self.population.hyper_ranges(),
+                "a range of batch_size": self.population.changes_batch_size,
                 "model.evolvable_heads=True": self.model.evolvable_heads,
             },
         )

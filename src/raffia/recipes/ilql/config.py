@@ -284,12 +284,11 @@ class ILQLRun(ILQLConfig):
                 "with --env file.py:name"
             )
         self.population.check_compile(self.compile)
-        longest = self.population.longest_batch(self.batch_size)
-        if longest != self.batch_size and self.num_micro_batches > 1:
-            raise ValueError(
-                f"population.ranges allow batch_size up to {longest}, which cannot be divided "
-                f"into num_micro_batches={self.num_micro_batches} equal parts: leave one of the "
-                "two out"
+        if self.num_micro_batches > 1:
+            check_alone(
+                f"num_micro_batches={self.num_micro_batches}",
+                "it divides each batch into equal parts",
+                {"a range of batch_size": self.population.changes_batch_size},
             )
         if self.population.replay != "shared":
             raise ValueError(
