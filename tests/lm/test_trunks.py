@@ -12,8 +12,12 @@ from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
     BambaForCausalLM,
+    CohereConfig,
+    FalconH1Config,
+    Gemma2Config,
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -332,6 +336,26 @@ def test_logits_are_the_models_own_and_padding_is_not_computed(trunk, monkeypatc
 
     monkeypatch.setattr(trunk._body, "forward", recording)
     assert trunk(*padded(ROWS, width=16)).shape == (3, 16, trunk.n_embd) and widths == [7]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(vocab_size=11, head_dim=6, final_logit_softcapping=0.5, **SMALL),
+        GraniteConfig(vocab_size=11, logits_scaling=8.0, **SMALL),
+        CohereConfig(vocab_size=11, logit_scale=0.25, **SMALL),
+        FalconH1Config(vocab_size=11, lm_head_multiplier=0.25, mamba_d_ssm=24, **STATE, **SMALL),
+    ],
+    ids=lambda config: config.model_type,
+)
+@torch.no_grad()
+def test_logits_are_scaled_and_bounded_as_the_model_s(config):
+    trunk = HFTrunk(AutoModelForCausalLM.from_config(config)).eval()
+    for parameter in trunk.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    logits = trunk.logits(trunk(WHOLE))
+    assert_close(logits, trunk.model(WHOLE).logits)
+    assert not torch.allclose(logits, trunk.model.lm_head(trunk(WHOLE)), rtol=0.1)
 
 
 @theirs

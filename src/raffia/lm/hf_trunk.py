@@ -43,9 +43,10 @@ class HFTrunk(nn.Module):
     """A model of `transformers` as a `LanguageModel`: tokens to hidden states, to logits.
 
     model: of a class like `GPT2LMHeadModel`, whose logits are its output layer's of its last hidden
-        state. That is tried with a few tokens, and a model which does more is refused, as is one
-        that reads no token by itself behind those in its cache. Where layers see a window of
-        columns, padding between tokens counts as columns, too.
+        state, perhaps scaled and bounded as Granite's, Cohere's and Gemma 2's are. That is tried
+        with a few tokens, and a model which does more is refused, as is one that reads no token by
+        itself behind those in its cache. Where layers see a window of columns, padding between
+        tokens counts as columns, too.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
@@ -64,6 +65,11 @@ class HFTrunk(nn.Module):
         self.vocab_size: int = config.vocab_size
         self.n_embd = hidden_width(config)
         self.block_size: int = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+        self._scale = 1.0
+        self._scale *= getattr(model, "logit_scale", 1)  # Cohere's
+        self._scale *= getattr(self._body, "lm_head_multiplier", 1)  # Falcon-H1's
+        self._scale /= getattr(config, "logits_scaling", 1)  # Granite's
+        self._cap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma 2's
         takes = inspect.signature(self._body.forward).parameters
         self._takes_positions = "position_ids" in takes
         self._cache_name = "cache" if "cache" in takes else "past_key_values"  # before 5.24
@@ -162,7 +168,12 @@ class HFTrunk(nn.Module):
         >>> HFTrunk(GPT2LMHeadModel(tiny)).logits(torch.zeros(8)).shape
         torch.Size([9])
         """
-        return self.model.get_output_embeddings()(hidden)
+        return self._bounded(self.model.get_output_embeddings()(hidden))
+
+    def _bounded(self, logits: Tensor) -> Tensor:
+        """What the model makes of its output layer's logits."""
+        logits = logits if self._scale == 1 else logits * self._scale
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> HFCache:
         """An empty cache for `forward`; it grows with what it holds, up to `capacity` columns.
@@ -213,6 +224,7 @@ class HFTrunk(nn.Module):
             last = self._last_in_parts(tokens)
             loud = output.register_forward_hook(lambda layer, inputs, logits: _to_100(logits))
             theirs = self.model(tokens).logits  # large ones show what a bound would do to them
+            ours_loud = self.logits(hidden)
             loud.remove()
         self.model.train(training)
         if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
@@ -220,11 +232,11 @@ class HFTrunk(nn.Module):
                 f"{name} also attends to later tokens, so it cannot be a trunk: use a causal "
                 "language model"
             )
-        if not torch.allclose(theirs, _to_100(ours), rtol=1e-3, atol=1e-3):
+        if not torch.allclose(theirs, ours_loud, rtol=1e-3, atol=1e-3):
             raise ValueError(
                 f"{name} changes its logits after the output layer (by "
-                f"{float((theirs - _to_100(ours)).abs().max()):.2g} where the largest is 100), so "
-                "it cannot be a trunk"
+                f"{float((theirs - ours_loud).abs().max()):.2g} where the largest is 100), so it "
+                "cannot be a trunk"
             )
         if last is None or not torch.allclose(last, ours[:, 2], rtol=1e-2, atol=1e-2):
             raise ValueError(
