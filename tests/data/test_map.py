@@ -650,3 +650,15 @@ def test_on_a_gpu(device, query_device):
     m.delete(ask(1))
     assert sorted(m.values()["v"].flatten().tolist()) == [7, 7, 8]
     assert m[ask(7)]["v"].device.type == device
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e8m0fnu])
+def test_values_of_dtypes_that_torch_cannot_index(dtype):
+    m = make(write_fn=lambda new, old=None: new)
+    m[k(1, 2)] = v(1, 1, dtype=dtype)
+    m[k(1, 3, 1)] = v(2, 4, 8, dtype=dtype)
+    for default in (16, v(16, dtype=dtype)[0]):
+        assert m.get(k(1, 5, 3, 2), default)["v"].int().flatten().tolist() == [8, 16, 4, 1]
+    for merge in ("sum", "max"):
+        with pytest.raises(ValueError, match="not implemented in torch .*; store them as int64"):
+            m.update(k(1), v(1, dtype=dtype), merge=merge)

@@ -1,5 +1,7 @@
 """Readers over segments against plain loops over whole episodes, and by hand."""
 
+import threading
+
 import pytest
 import torch
 
@@ -190,3 +192,21 @@ def test_invalid_calls_are_refused():
     for call, error, match in mistakes():
         with pytest.raises(error, match=match):
             call()
+
+
+def test_steps_that_another_thread_overwrites_are_relabelled_before():
+    buffer = SegmentReplayBuffer(TensorStorage(8), observation_keys=KEYS, unroll_steps=1)
+    steps = episode(7, "terminated", 0)
+    buffer.extend(steps)
+    writers, later = [], buffer.later
+
+    def later_after_a_write(*arguments):
+        writers.append(threading.Thread(target=buffer.extend, args=(steps,)))
+        writers[0].start()
+        writers[0].join(0.05)
+        return later(*arguments)
+
+    buffer.later = later_after_a_write
+    assert (hindsight(buffer, fraction=1.0).sample(4)[KEYS[1]] >= 0).all()
+    writers[0].join()
+    assert buffer.storage.total == 16

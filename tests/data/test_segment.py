@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 from raffia import TensorDict
 from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.row_feed import RowMirror
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
 from raffia.tensordict.memmap import DamagedFileError
@@ -652,3 +653,28 @@ def test_flags_under_next_give_the_same_windows(end):
         check()
     assert nested.cut() == here.cut() == 1
     check()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_entries_of_dtypes_that_torch_cannot_index(dtype, on_disk, tmp_path):
+    storage = MemmapStorage(100, tmp_path) if on_disk else None
+    buffer = make(storage=storage, frame_stack=2, unroll_steps=1, n_step=0)
+    feed = buffer.give_rows_of("depth")
+    feed.start()
+    steps = steps_of(4, end="terminated")
+    number = torch.tensor([1, 2, 4, 8, 16]).to(dtype)
+    steps["obs"], steps["depth"], steps["next", "obs"] = number[:-1], number[:-1], number[1:]
+    buffer.extend(steps)
+    sample = buffer.sample(3)
+    index = buffer.sample(3, out=sample)["index"]
+    assert sample["obs"][:, 0, 1].int().tolist() == [2**i for i in index]
+    mirror = RowMirror()
+    mirror.load(feed.as_of(buffer.storage.total))
+    assert mirror.read(torch.tensor([3, 0])).int().tolist() == [8, 1]
+    rows = torch.tensor([1, 4])
+    new = TensorDict(obs=number[3:], action=torch.tensor([7, 7]), batch_size=[2])
+    assert buffer.update(rows, new) == 0
+    found = buffer.read(torch.tensor([1, 3]))
+    assert found["obs"][:, 0, 1].int().tolist() == [8, 8] and found["action"][1].tolist() == [4, 0]
+    assert found["obs"][1, 1].int().tolist() == [8, 16]

@@ -257,6 +257,16 @@ def test_assigned_values():
     assert (td["b"] - ROWS).sum(1).tolist() == [0, 3, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e8m0fnu])
+def test_values_of_dtypes_that_torch_cannot_set(dtype):
+    td = TensorDict(x=T([1, 2, 4]).to(dtype), batch_size=[3])
+    td[T([2, 0])] = td[:2].clone()
+    td[T([False, True, False])] = 8
+    assert td["x"].int().tolist() == [2, 8, 1]
+    with pytest.raises(RuntimeError, match="'x' of shape"):
+        td[T([0, 1])] = T([1.0, 2.0, 3.0])
+
+
 def test_a_locked_container_accepts_values_but_no_entries():
     td = make().lock_()
     td[1] = 0

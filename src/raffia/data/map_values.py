@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from raffia.data.row_index import RowGroups
+from raffia.data.row_index import CARRIERS, RowGroups
 from raffia.hints import check_choice
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.functions import is_tensor_collection
@@ -129,6 +129,8 @@ def _refusal(merge: str, x: Tensor) -> str:
         return 'is not defined for bool; for "any of them" use merge="max"'
     if merge == "mean" and not (x.is_floating_point() or x.is_complex()):
         return "would round integers; store them as floating point"
+    if merge in REDUCTIONS and x.dtype in CARRIERS:
+        return "is not implemented in torch for such numbers; store them as int64 or float32"
     if merge == "max" and x.is_complex():
         return "is not defined for complex numbers, which have no order"
     return ""

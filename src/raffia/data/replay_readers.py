@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.priorities import BELOW_ONE
+from raffia.data.row_index import carried
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.hints import check_choice, check_range
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
@@ -176,7 +177,8 @@ class HindsightReplay:
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """A sample of the replay, some of its segments with other goals and rewards."""
-        return self.relabel(self.replay.sample(batch_size))
+        with self.replay._lock:  # so that what was drawn is not overwritten before it is relabelled
+            return self.relabel(self.replay.sample(batch_size))
 
     def __iter__(self) -> Iterator[TensorDict]:
         """Samples of the replay's `batch_size`, without end."""
@@ -194,7 +196,7 @@ class HindsightReplay:
         later = self.replay.later(index[chosen], fraction[chosen])
         chosen = chosen.to(goal.device)
         new_goal = self.replay.entry(self.achieved_key, later).to(goal.device)
-        goal[chosen] = new_goal.unsqueeze(1).expand_as(goal[chosen])
+        carried(goal)[chosen] = carried(new_goal).unsqueeze(1).expand_as(carried(goal)[chosen])
         renewed = self._rewards(segments[chosen], goal[chosen])
         reward = reward.to(renewed.dtype)
         reward[chosen] = renewed.view_as(reward[chosen])

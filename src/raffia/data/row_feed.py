@@ -13,6 +13,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from raffia.data.row_index import carried, selected
 from raffia.data.storage import Storage
 from raffia.tensordict.tensordict import TensorDict
 
@@ -135,7 +136,7 @@ class RowFeed:
     def _stored(self, items: Tensor) -> Tensor:
         rows = items % self._num_rows
         self._storage.ensure_whole(rows)
-        return self._leaf().index_select(0, rows)
+        return selected(self._leaf(), rows)
 
     def _of_items(self, items: Tensor) -> Tensor:
         """The rows of items, overwritten or not."""
@@ -147,7 +148,7 @@ class RowFeed:
             raise IndexError(f"row {int(items.min())} has been overwritten")
         found = self._stored(torch.where(gone, self._oldest, items))
         overwritten = torch.cat([rows for _, rows in self._overwritten])
-        found[gone] = overwritten[items[gone] - first]
+        carried(found)[gone] = carried(overwritten)[items[gone] - first]
         return found
 
 
@@ -184,5 +185,5 @@ class RowMirror:
         shape = rows.numel(), *self._ring.shape[1:]
         if self._last.shape != shape or self._last.dtype != self._ring.dtype:
             self._last = self._ring.new_empty(shape)
-        torch.index_select(self._ring, 0, rows.reshape(-1), out=self._last)
+        torch.index_select(carried(self._ring), 0, rows.reshape(-1), out=carried(self._last))
         return self._last.view(*rows.shape, *shape[1:])

@@ -20,6 +20,7 @@ from raffia.data import kernels
 from raffia.data.priorities import StepPriorities
 from raffia.data.processes import ByValue
 from raffia.data.ring import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeRing
+from raffia.data.row_index import carried, selected
 from raffia.data.steps import StepKeys
 from raffia.data.storage import Storage, TensorStorage
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
@@ -222,9 +223,10 @@ class SegmentMaker(ByValue):
                 numbers = wanted[stack].view(shape[:2])
                 leaves.append(numbers if target is None else target.copy_(numbers))
             elif target is None:
-                leaves.append(leaf.index_select(0, wanted[stack]).view(shape))
+                leaves.append(selected(leaf, wanted[stack]).view(shape))
             else:
-                torch.index_select(leaf, 0, wanted[stack], out=target.view(-1, *leaf.shape[1:]))
+                out = carried(target.flatten(0, 1))
+                torch.index_select(carried(leaf), 0, wanted[stack], out=out)
                 leaves.append(target)
         return Copied(size, leaves, dict(zip(ADDED, (index, weight, *known), strict=True)))
 
@@ -442,5 +444,5 @@ class StoredRows:
         for path, value in values.items():
             entry = found[path]
             where = (everywhere if self.keys.is_observation(path) else is_step).to(entry.device)
-            entry[where] = value.to(entry.device)[where]
+            carried(entry)[where] = carried(value.to(entry.device))[where]
         self.storage.set(rows, found)

@@ -298,9 +298,17 @@ def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
             _set_rows(mine, index, theirs, name)
 
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+
+
 def _set_rows(leaf: Tensor, index: Any, value: Any, name: str) -> None:
     try:
-        leaf[index] = value
+        try:
+            leaf[index] = value
+        except NotImplementedError:  # as for uint16, whose bytes an integer that torch can set has
+            integer = INTEGERS[leaf.itemsize]
+            own = torch.as_tensor(value, device=leaf.device).to(leaf.dtype)
+            leaf.view(integer)[index] = own.view(integer)
     except (RuntimeError, ValueError) as error:
         shape = getattr(value, "shape", None)
         raise RuntimeError(
