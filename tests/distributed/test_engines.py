@@ -38,6 +38,7 @@ from raffia.distributed.process import END, _serve
 from raffia.distributed.ray import RayEngine, VersionError
 from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.signals import stop_on_signals
 from tests.processes import descendants, environment, wait_for
 
 
@@ -539,6 +540,17 @@ def test_an_address_that_does_not_answer_is_an_error_soon():
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}: start one"):
         RayEngine(address)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_signals_are_the_program_s_while_ray_runs_and_after():
+    with stop_on_signals() as stop:
+        with closing(RayEngine(num_cpus=1)):
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.name == "SIGTERM"
+        with pytest.raises(SystemExit, match="143"):
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.slow

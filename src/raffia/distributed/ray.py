@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import logging
 import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +113,8 @@ class RayEngine:
                 options["_system_config"] = HEALTH_CHECK
                 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             try:
-                ray.init(**options)
+                with _same_sigterm():
+                    ray.init(**options)
             except Exception as error:
                 if not address:
                     raise
@@ -235,10 +238,22 @@ class RayEngine:
                 self._end(one)
         self._workers, self._idle = [], {}
         if self._is_ours:
-            self._ray.shutdown()
+            with _same_sigterm():
+                self._ray.shutdown()
         if self._watcher:
             unwatch(self._watcher)
             self._watcher = 0
+
+
+@contextlib.contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Keep the program's own handler of SIGTERM: Ray's would end a run that is to be saved."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 class _Spare(NamedTuple):
