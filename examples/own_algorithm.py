@@ -85,7 +85,7 @@ class DQNLearner:
             return nn.functional.smooth_l1_loss(value, goal), {"q": value.mean()}
 
         grads, (value, metrics) = value_and_grad(loss, state["params"])
-        return TensorDict(grads=grads), TensorDict(loss=value, **metrics)
+        return TensorDict(grads=grads), TensorDict({"loss": value, **metrics})
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         params, grads, rate = state["params"], update["grads"], self.config.learning_rate
@@ -119,13 +119,13 @@ class DQN(Experiment):
     def step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
         """One update: play the steps that are due before it, and learn from a batch of them all."""
         act, due = partial(self.act, state["params"]), self.schedule.steps_due(int(state["step"]))
-        while self.num_env_steps < due or not len(self.replay):
+        while self.collector.num_env_steps < due or not len(self.replay):
             self.replay.extend(self.collector.collect(act, 1))
         return self.learn(state, self.replay.sample(self.config.batch_size).to(self.config.device))
 
     def act(self, params: TensorDict, states: TensorDict) -> TensorDict:
         """Epsilon-greedy; random in the first steps."""
-        config, played = self.config, self.num_env_steps
+        config, played = self.config, self.collector.num_env_steps
         draws = generator_for(config.seed, "act", played)
         action = torch.randint(self.env.spec.action.n, states.batch_size, generator=draws)
         if played >= config.random_env_steps:
@@ -135,7 +135,7 @@ class DQN(Experiment):
         return TensorDict(action=action, batch_size=states.batch_size)
 
     def evaluate(self, state: TensorDict, stop):
-        return play(self.config, state, 20, self.num_env_steps, stop)
+        return play(self.config, state, 20, self.collector.num_env_steps, stop)
 
 
 def play(config: DQNConfig, state: TensorDict, num_episodes: int, seed: int, stop=lambda: False):

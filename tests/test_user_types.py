@@ -204,6 +204,31 @@ for given in (
 ):
     assert_type(given, TensorDict)
 
+
+
+class Add(keyed.TensorDictModuleBase):
+    in_keys = ["obs"]
+    out_keys = [("next", "obs")]
+
+    @keyed.dispatch
+    def forward(self, tensordict: TensorDict) -> TensorDict:
+        return tensordict.set(("next", "obs"), tensordict["obs"] + 1)
+
+
+class Scaled(keyed.TensorDictModuleBase):
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = ["obs"], ["scaled"]
+
+    @keyed.dispatch(separator="-", auto_batch_size=False)
+    def forward(self, tensordict: TensorDict) -> TensorDict:
+        return tensordict.set("scaled", tensordict["obs"] * 2)
+
+
+assert_type(Add()(td), TensorDict)
+assert_type(len(Scaled().in_keys + Add().out_keys), int)
+Add()(obs=Scaled()(torch.ones(2))).sum()
+
 # gradients
 params = TensorDict(weight=torch.tensor(2.0))
 
@@ -269,12 +294,14 @@ from raffia.algorithms.efficientzero import EfficientZeroLearner
 from raffia.algorithms.ilql import ILQL, ILQL_Policy
 from raffia.envs import BatchEnv, Discrete, Env, EnvConfig, EnvSpec, check_env, make_env
 from raffia.evolution import Population, with_hyper
+from raffia.lm import Language_Environment, WordTokenizer, play_dialogues
+from raffia.lm.data.dialogue import Dialogue, DialogueDataset, ObservationDialogues
 from raffia.lm.model import Cache
 from raffia.recipes import EfficientZeroRun, Evaluation, RunResult, evaluate, load_agent, train
 from raffia.recipes.ilql import load_agent as load_ilql
 from raffia.search import FunctionModel, KeyedSearch, PolicyOutput, RecurrentOutput, RootOutput
 from raffia.search import Tree, gumbel_policy, muzero_policy, search, state_key
-from raffia.train import Episodes, play_episodes
+from raffia.train import Collector, Episodes, Experiment, play_episodes
 
 
 # search
@@ -335,6 +362,46 @@ class Still(Env):  # the contract has a `render` without a picture, and a `close
 
 assert_type(Still().render(), Tensor | None)
 assert_type(check_env(Still()).ok, bool)
+
+
+
+
+# dialogues
+class Desk(Language_Environment):
+    asked = ""
+
+    def reset(self, seed: int) -> Dialogue:
+        self.asked = ("red", "blue")[seed % 2]
+        return Dialogue([(self.asked, None)], terminal=False)
+
+    def step(self, action: str) -> tuple[Dialogue, float, bool]:
+        reward, self.asked = float(action == self.asked), ""
+        return Dialogue([("say red or blue", None), (action, reward)]), reward, True
+
+    def is_terminal(self) -> bool:
+        return not self.asked
+
+
+class Clerk:
+    def act(self, asked: Dialogue) -> str:  # an argument of any name
+        return asked.sequence[-1][0]
+
+
+games = play_dialogues(Desk, Clerk(), range(2))
+words = WordTokenizer.from_texts(["red", "blue", "say", "or"])
+assert_type(words.eoa_token_id, int)
+DialogueDataset.build(ObservationDialogues([game.observation for game in games]), words)
+
+
+# an experiment may say more exactly what it has
+class Playing(Experiment):
+    learner: EfficientZeroLearner
+    env: BatchEnv
+    collector: Collector
+
+    def step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+        assert_type(self.env.num_envs + self.collector.num_env_steps, int)
+        return self.learn(state, self.collector.collect(first, 1))
 
 
 # what takes a run, or a network, is checked and not called

@@ -594,3 +594,9 @@ def test_renaming_removes_an_emptied_nested_container():
         assert set(got.keys(True)) == {"a", "c", "e", "empty"} and sound(got)
     assert set(td.rename_keys({C: "c", E: Z}).keys(True)) == {"a", "b", Z, "c", "empty"}
     assert set(td.rename_keys({E: "e"}).keys(True)) == {"a", "b", C, "e", "empty"}
+
+
+def test_notebooks_complete_the_keys():
+    td = TensorDict({"a": torch.zeros(2), "b": {"c": torch.zeros(2)}}, [2])
+    for kind in (td, lazy_stack([td, td]), TensorDictParams(td)):
+        assert sorted(kind._ipython_key_completions_(), key=str) == [("b", "c"), "a", "b"]

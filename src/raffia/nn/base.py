@@ -15,6 +15,7 @@ from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_non_tensor
 from raffia.tensordict.keys import NestedKey, nearest, unravel_key
 from raffia.tensordict.node import Container, Node
+from raffia.tensordict.signatures import assigned
 from raffia.tensordict.tensordict import TensorDict
 
 CALL = nn.Module.__call__
@@ -102,28 +103,28 @@ class TensorDictModuleBase(nn.Module):
     def _follow(self) -> None:
         """Bring the keys up to date; a sequence computes them from its modules."""
 
-    @property
-    def in_keys(self) -> list[NestedKey]:
+    def _read_in_keys(self) -> list[NestedKey]:
         """The keys that the module reads, in the order of its arguments; of a sequence, those that
         are read before a module writes them."""
         self._follow()
         return self._in_keys
 
-    @in_keys.setter
-    def in_keys(self, keys: Keys) -> None:
+    def _write_in_keys(self, keys: Keys) -> None:
         self._in_keys = listed(keys, "in_keys")
 
-    @property
-    def out_keys(self) -> list[NestedKey]:
+    def _read_out_keys(self) -> list[NestedKey]:
         """The keys that the module writes; after `select_out_keys`, only the selected ones."""
         self._follow()
         return self._out_keys if self._selected is None else self._selected
 
-    @out_keys.setter
-    def out_keys(self, keys: Keys) -> None:
+    def _write_out_keys(self, keys: Keys) -> None:
         self._out_keys = listed(keys, "out_keys")
         if self._selected is not None:  # keys may be set before super().__init__()
             self.reset_out_keys()
+
+    # not as decorators: for type checkers, a class attribute may then take their place
+    in_keys = assigned(_read_in_keys, _write_in_keys)
+    out_keys = assigned(_read_out_keys, _write_out_keys)
 
     @property
     def out_keys_source(self) -> list[NestedKey]:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from raffia.tensordict.tensordict import TensorDict
 _NO_BATCH = torch.Size()
 
 
-class dispatch:
+class Dispatch:
     """Decorate a method of a container so that it also takes tensors, by position or keyword.
 
     The first argument of the method (after `self`) must be named `tensordict`. Called with a
@@ -151,6 +151,24 @@ class dispatch:
         if self.auto_batch_size:
             return make_tensordict(entries, auto_batch_size=True)
         return make_tensordict(entries, batch_size=_NO_BATCH)
+
+
+if TYPE_CHECKING:  # to mypy a class gives its instances; this one, used bare, gives the method
+
+    @overload
+    def dispatch(method: Callable[..., Any], /) -> Callable[..., Any]: ...
+    @overload
+    def dispatch(
+        separator: str = "_",
+        source: str | Sequence[NestedKey] = "in_keys",
+        dest: str | Sequence[NestedKey] = "out_keys",
+        auto_batch_size: bool = True,
+    ) -> Dispatch: ...
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        """Decorate a method of a container so that it also takes tensors."""
+else:
+    dispatch = Dispatch
 
 
 def as_entry(value: object) -> object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,23 @@ from raffia.tensordict.tensordict import TensorDict
 Module = TypeVar("Module", bound=nn.Module)
 _SHAPES = "_shapes_taken"  # ... the shapes that its own tensors had
 _FLAG = "_is_stateless"  # in the `__dict__` of a functional module: whether its tensors are out
+
+
+@overload
+def make_functional(
+    module: nn.Module,
+    funs_to_decorate: Iterable[str] | None = None,
+    keep_params: bool = False,
+    return_params: Literal[True] = True,
+) -> TensorDict: ...
+@overload
+def make_functional(
+    module: nn.Module,
+    funs_to_decorate: Iterable[str] | None = None,
+    keep_params: bool = False,
+    *,
+    return_params: Literal[False],
+) -> None: ...
 
 
 def make_functional(

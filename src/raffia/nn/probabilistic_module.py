@@ -149,8 +149,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     # -- keys
 
-    @property  # type: ignore[misc]
-    def out_keys(self) -> list[NestedKey]:
+    @property
+    def out_keys(self) -> list[NestedKey]:  # type: ignore[override]
         """The keys that are written: of the values, then of the log-probabilities."""
         if self.return_log_prob:
             return self._out_keys + self.log_prob_keys

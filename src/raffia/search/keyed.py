@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
-from raffia.nn.dispatch import dispatch, set_skip_existing
+from raffia.nn.dispatch import Dispatch, set_skip_existing
 from raffia.nn.generators import RandomSource
 from raffia.search.base import RecurrentFn, RootOutput
 from raffia.search.policies import PolicyOutput
@@ -78,7 +78,7 @@ class FunctionModel:
     recurrent_fn: RecurrentFn  # (embedding, action) -> (RecurrentOutput, embedding)
 
 
-class _Rows(dispatch):
+class _Rows(Dispatch):
     """A dispatcher that takes the first dimension of all tensors of a call as the batch."""
 
     def _container(self, given: dict[Any, Any]) -> TensorDict:

@@ -469,6 +469,10 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     def __repr__(self) -> str:
         return printing.show(self)
 
+    def _ipython_key_completions_(self) -> list[NestedKey]:
+        """What Jupyter and IPython offer after `td["`."""
+        return list(self.keys(True))
+
     def __hash__(self) -> int:
         raise TypeError(f"unhashable type: {type(self).__name__!r}")
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raffia.data.segment import SegmentReplayBuffer
-from raffia.envs.env import BatchEnv
 from raffia.functional.seeds import derive_seed
-from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.evaluations import Evaluations, Outcome
@@ -95,9 +93,10 @@ class Experiment:
     """
 
     plan: Plan
-    learner: Learner
-    env: BatchEnv | None = None  # closed with the experiment
-    collector: Source | None = None
+    # `Any`, because a subclass knows more than the contract about what it sets here
+    learner: Any  # a Learner
+    env: Any = None  # a BatchEnv, if there is one; closed with the experiment
+    collector: Any = None  # a Source of steps, if any
     evaluations: Evaluations | None = None  # those that are played elsewhere
 
     # The settings that shape a state, for the error about a checkpoint of other networks.

@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
+from raffia.lm.data import dialogue as data
 from raffia.lm.envs.check import check_language_environment
 from raffia.lm.envs.contract import Language_Environment, Language_Observation
+from raffia.lm.envs.play import dialogue_row
 from raffia.lm.envs.wordle.data import wordle_letter_tokenizer
 from raffia.lm.envs.wordle.game import Wordle, WordleEnv
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
@@ -22,6 +24,21 @@ def test_a_valid_env_passes_with_notes():
     assert not report.ok and "tokens: there is no token for" in str(report)
     with pytest.raises(ValueError, match="actions is empty"):
         check_language_environment(Count, [])
+
+
+def test_the_dialogue_of_data_sets_is_a_valid_observation():
+    class Desk(Count):
+        def first(self, seed):
+            return data.Dialogue([("which?", None)], terminal=False)
+
+        def after(self, action, reward):
+            sequence = [*self.observation.sequence, (action, reward)]
+            return data.Dialogue(sequence, terminal=self.is_terminal())
+
+    check_language_environment(Desk, ["0", "1"]).require()
+    played = Desk().reset(0)
+    assert str(played) == "which?" and dialogue_row(played)["metadata"] == {}
+    assert list(played) == [[("which?", None)], False, ()] and played == tuple(played)
 
 
 WORDS = ("crane", "slate", "crown", "adieu")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from raffia.data.readers.episode import Location
 from raffia.files import shown
 from raffia.hints import nearest
-from raffia.lm.data.utterances import Utterance, check_sequence, wrong_reward
+from raffia.lm.data.utterances import Language_Observation, Utterance, check_sequence, wrong_reward
 from raffia.lm.tokenizers.chat_template import chat_role
 
 # role -> whether it is the agent's
@@ -45,7 +45,13 @@ OF_SHARED = {"from": "role", "value": "content"}  # what ShareGPT's files call t
 NEAR = 0.8  # of difflib: "rewrad" is near "reward" (.83), "score" is near nothing
 
 
-class Dialogue(NamedTuple):
+class _Utterances(NamedTuple):
+    sequence: Sequence[Utterance]
+    terminal: bool = True
+    roles: Sequence[str] = ()
+
+
+class Dialogue(_Utterances, Language_Observation):
     """A sequence of utterances, and whether it is over: an observation like an environment's.
 
     roles: of the utterances, for chat templates; none: "assistant" is the agent's, "user" the rest.
@@ -54,13 +60,12 @@ class Dialogue(NamedTuple):
     ([('hi', None), ('hello', 1.0)], True)
     """
 
-    sequence: Sequence[Utterance]
-    terminal: bool = True
-    roles: Sequence[str] = ()
-
     def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
         """The utterances, each with the agent's reward or None; whether it is over."""
         return self.sequence, self.terminal
+
+    def __str__(self) -> str:
+        return "\n".join(text for text, _ in self.sequence)
 
 
 class TokenRow(NamedTuple):

@@ -6,6 +6,7 @@ A dialogue is written between the six special tokens of a tokenizer, or by its c
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -37,6 +38,33 @@ class Observation(Protocol):
 
         An utterance of the environment has None, one of the agent a number.
         """
+
+
+class Language_Observation(ABC):
+    """A dialogue up to now, as the next policy to act observes it.
+
+    It is a value: a step of the environment gives a new one and leaves the old as it was.
+
+    >>> class Asked(Language_Observation):
+    ...     def to_sequence(self):
+    ...         return [("2 + 2?", None)], False
+    ...     def __str__(self):
+    ...         return "2 + 2?"
+    >>> Asked().to_sequence(), Asked().metadata()
+    (([('2 + 2?', None)], False), {})
+    """
+
+    @abstractmethod
+    def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
+        """The utterances with their rewards, and whether the dialogue has ended (`terminal`)."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The dialogue for a person to read."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Further facts about the dialogue as JSON values, none of which the agent reads."""
+        return {}
 
 
 def token_parts(

@@ -10,34 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from raffia.lm.data.utterances import Language_Observation as Language_Observation
 from raffia.lm.data.utterances import Utterance as Utterance
-
-
-class Language_Observation(ABC):
-    """A dialogue up to now, as the next policy to act observes it.
-
-    It is a value: a step of the environment gives a new one and leaves the old as it was.
-
-    >>> class Asked(Language_Observation):
-    ...     def to_sequence(self):
-    ...         return [("2 + 2?", None)], False
-    ...     def __str__(self):
-    ...         return "2 + 2?"
-    >>> Asked().to_sequence(), Asked().metadata()
-    (([('2 + 2?', None)], False), {})
-    """
-
-    @abstractmethod
-    def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
-        """The utterances with their rewards, and whether the dialogue has ended (`terminal`)."""
-
-    @abstractmethod
-    def __str__(self) -> str:
-        """The dialogue for a person to read."""
-
-    def metadata(self) -> dict[str, Any]:
-        """Further facts about the dialogue as JSON values, none of which the agent reads."""
-        return {}
 
 
 class Language_Environment(ABC):
@@ -93,7 +67,7 @@ class LanguagePolicy(Protocol):
     >>> policy: LanguagePolicy = Polite()
     """
 
-    def act(self, observation: Any) -> str:
+    def act(self, observation: Any, /) -> str:
         """The agent's next utterance in a dialogue that has not ended."""
 
 
@@ -108,5 +82,5 @@ class BatchLanguagePolicy(LanguagePolicy, Protocol):
     >>> policy: BatchLanguagePolicy = Polite()
     """
 
-    def act_batch(self, observations: Sequence[Any]) -> list[str]:
+    def act_batch(self, observations: Sequence[Any], /) -> list[str]:
         """The agent's next utterance in each of the dialogues."""

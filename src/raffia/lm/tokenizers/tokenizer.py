@@ -98,19 +98,43 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {role: getattr(tokenizer, f"{role}_token_id") for role in SPECIAL_TOKENS}
 
 
-def _id_of(role: str) -> cached_property[int]:
-    return cached_property(lambda tokenizer: tokenizer.special(role))
-
-
 class SpecialTokens(ABC):
     """The numbers of the special tokens, by their roles."""
 
-    pad_token_id = _id_of("pad")
-    bos_token_id = _id_of("bos")
-    boa_token_id = _id_of("boa")
-    eos_token_id = _id_of("eos")
-    eoa_token_id = _id_of("eoa")
-    eod_token_id = _id_of("eod")
+    # properties, because pyright takes no `cached_property` for one of a protocol
+    @property
+    def pad_token_id(self) -> int:
+        """Fills rows up."""
+        return self._special_ids["pad"]
+
+    @property
+    def bos_token_id(self) -> int:
+        """Begins a dialogue that the environment begins."""
+        return self._special_ids["bos"]
+
+    @property
+    def boa_token_id(self) -> int:
+        """Begins a dialogue that the agent begins."""
+        return self._special_ids["boa"]
+
+    @property
+    def eos_token_id(self) -> int:
+        """Ends an utterance of the environment."""
+        return self._special_ids["eos"]
+
+    @property
+    def eoa_token_id(self) -> int:
+        """Ends an utterance of the agent."""
+        return self._special_ids["eoa"]
+
+    @property
+    def eod_token_id(self) -> int:
+        """Ends a dialogue that is over."""
+        return self._special_ids["eod"]
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        return {role: self.special(role) for role in SPECIAL_TOKENS}
 
     @abstractmethod
     def special(self, role: str) -> int:
