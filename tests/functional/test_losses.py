@@ -7,7 +7,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from raffia.functional.losses import negative_cosine_similarity, soft_cross_entropy
+from raffia.functional.losses import (
+    conservative_loss,
+    negative_cosine_similarity,
+    soft_cross_entropy,
+)
 from raffia.functional.transforms import Support, scalar_to_categorical
 
 HERE = Path(__file__).parent
@@ -52,3 +56,8 @@ def test_a_short_vector_counts_as_eps_long():
     x, y = torch.tensor([[1e-6, 0]]), torch.tensor([[1.0, 0]])
     assert negative_cosine_similarity(x, y).item() == pytest.approx(-0.1)
     assert negative_cosine_similarity(0 * x, y).item() == 0
+
+
+def test_the_conservative_loss_of_one_row_is_that_of_many():
+    q = torch.tensor([[1.0, 3.0, 0.5]])
+    assert conservative_loss(q[0], torch.tensor(1)) == conservative_loss(q, torch.tensor([1]))

@@ -314,3 +314,9 @@ def test_ends_of_schedules_are_exact():
     last = torch.tensor(10**6)
     assert warmup(last, 3) == 1 and linear(last, 7, 1.0, 0.3) == torch.tensor(0.3)
     assert step_decay(torch.tensor(-1), 5, 0.1) == 1 and cosine_decay(torch.tensor(0), 5) == 1
+
+
+def test_a_schedule_of_no_steps_is_refused():
+    for schedule in (linear, cosine_decay):
+        with pytest.raises(ValueError, match="num_steps=0 must be above 0"):
+            schedule(torch.tensor(0), 0)

@@ -156,3 +156,31 @@ def test_value_prefix_equals_a_loop(horizon):
 def test_value_prefix_needs_a_horizon():
     with pytest.raises(ValueError, match="horizon=0"):
         value_prefix(torch.zeros(3), 0)
+
+
+def test_lambda_returns_of_float64_have_its_precision_where_ends_are_given():
+    reward, discount, value, ends = sequences()
+    fractions = torch.full_like(reward, 0.95)
+    found = lambda_return(reward, discount, value, 0.95, ends)
+    assert found.equal(lambda_return(reward, discount, value, fractions, ends))
+
+
+def test_sequences_of_no_steps_have_returns_of_no_steps():
+    nothing = torch.zeros(2, 0)
+    for found in (
+        discounted_sum(nothing, 0.5),
+        n_step_return(nothing, 0.5, nothing, 3),
+        lambda_return(nothing, 0.5, nothing, 0.5),
+        value_prefix(nothing, 3),
+    ):
+        assert found.shape == (2, 0)
+
+
+def test_a_column_for_what_is_one_number_of_each_sequence_is_refused():
+    reward = torch.zeros(2, 3)
+    with pytest.raises(
+        ValueError, match=r"bootstrap has shape \[2, 1\].* rewards \[2, 3\].*: \[2\]"
+    ):
+        discounted_sum(reward, 0.5, torch.zeros(2, 1))
+    with pytest.raises(ValueError, match=r"n has shape \[2, 1\]"):
+        n_step_return(reward, 0.5, reward, torch.ones(2, 1, dtype=torch.int64))

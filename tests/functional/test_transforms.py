@@ -140,3 +140,13 @@ def test_an_empty_support_is_refused(arguments):
 def test_logits_of_another_size_are_refused():
     with pytest.raises(ValueError, match=r"5 entries in their last dimension, got shape \[2, 6\]"):
         expected_value(torch.zeros(2, 6), Support(-2, 3))
+
+
+def test_gradients_are_those_of_the_formulas_also_at_zero():
+    x = torch.tensor([-3.0, -1e-3, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    for function in (signed_hyperbolic, signed_parabolic):
+        assert torch.autograd.gradcheck(function, x)
+    logits = torch.zeros(5, dtype=torch.float64, requires_grad=True)  # as of a head of zeros
+    assert torch.autograd.gradcheck(
+        lambda logits: categorical_to_scalar(logits, Support(-2, 3)), logits
+    )

@@ -71,8 +71,8 @@ def conservative_loss(
     >>> conservative_loss(torch.tensor([[1.0, 1.0], [9.0, 0.0]]), torch.tensor([0, 1]))
     tensor([0.6931, 9.0001])
     """
-    losses = cross_entropy((q / temperature).flatten(0, -2), action.flatten(), reduction="none")
-    return losses.view(action.shape)
+    rows = (q / temperature).reshape(-1, q.shape[-1])
+    return cross_entropy(rows, action.flatten(), reduction="none").view(action.shape)
 
 
 def margin_loss(

@@ -327,7 +327,7 @@ def linear(
     >>> linear(torch.tensor([0, 5, 10, 99]), 10, start=1.0, stop=0.2)
     tensor([1.0000, 0.6000, 0.2000, 0.2000])
     """
-    fraction = (step / num_steps).clamp(0, 1)
+    fraction = _fraction(step, num_steps)
     return start * (1 - fraction) + stop * fraction  # exact at both ends
 
 
@@ -343,5 +343,11 @@ def cosine_decay(
     >>> cosine_decay(torch.tensor([0, 5, 10, 99]), 10)
     tensor([1.0000, 0.5000, 0.0000, 0.0000])
     """
-    fraction = (step / num_steps).clamp(0, 1)
+    fraction = _fraction(step, num_steps)
     return stop + (1 - stop) * (1 + (math.pi * fraction).cos()) / 2
+
+
+def _fraction(step: Tensor, num_steps: float) -> Tensor:
+    if not num_steps > 0:
+        raise ValueError(f"num_steps={num_steps} must be above 0")
+    return (step / num_steps).clamp(0, 1)

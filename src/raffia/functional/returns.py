@@ -27,6 +27,7 @@ def discounted_sum(
     >>> discounted_sum(torch.tensor([1.0, 2.0, 4.0]), 0.5)
     tensor([3., 4., 4.])
     """
+    _check_of_each("bootstrap", bootstrap, reward)
     following = reward.new_zeros(reward.shape[:-1]) + bootstrap
     sums = []
     for r, g in _backwards(reward, discount):
@@ -54,6 +55,7 @@ def n_step_return(
     tensor([[1.0000, 1.0000, 5.0000],
             [1.5000, 3.5000, 5.0000]])
     """
+    _check_of_each("n", n, reward)
     length = reward.shape[-1]
     horizon = torch.as_tensor(n, device=reward.device).unsqueeze(-1)
     if is_traced():
@@ -88,11 +90,13 @@ def lambda_return(
     >>> lambda_return(torch.ones(3), 0.5, torch.tensor([0.0, 0.0, 8.0]), 0.5)
     tensor([1.5625, 2.2500, 5.0000])
     """
-    if ends is not None:  # the value stands for the rest, so it counts fully
-        lambda_ = torch.where(ends, 0.0, lambda_)
-    following = value[..., -1:].squeeze(-1)
-    sums = []
     fractions = _like(reward, lambda_)
+    if ends is not None:  # the value stands for the rest, so it counts fully
+        fractions = fractions.masked_fill(ends, 0.0)
+    if not reward.shape[-1]:
+        return reward + discount * value
+    following = value[..., -1]
+    sums = []
     for (r, g), v, fraction in zip(
         _backwards(reward, discount),
         value.unbind(-1)[::-1],
@@ -126,6 +130,15 @@ def _backwards(reward: Tensor, discount: Tensor | float) -> list[tuple[Tensor, T
     """Rewards and discounts [*] of each step, the last one first."""
     both = reward.unbind(-1), _like(reward, discount).unbind(-1)
     return list(zip(*both, strict=True))[::-1]
+
+
+def _check_of_each(name: str, number: Tensor | float, reward: Tensor) -> None:
+    """Check that a number of each sequence has no dimension more: it would broadcast over time."""
+    if isinstance(number, Tensor) and number.dim() >= max(1, reward.dim()):
+        raise ValueError(
+            f"{name} has shape {list(number.shape)}; with rewards {list(reward.shape)} it must be "
+            f"one number, or one for each sequence: {list(reward.shape[:-1])}"
+        )
 
 
 def _like(reward: Tensor, factor: Tensor | float) -> Tensor:

@@ -20,7 +20,8 @@ def signed_hyperbolic(
     >>> signed_hyperbolic(torch.tensor([-3.0, 0.0, 8.0]))
     tensor([-1.0030,  0.0000,  2.0080])
     """
-    return x.sign() * ((x.abs() + 1).sqrt() - 1) + eps * x
+    # at 0 sign and abs have no gradient, but h has
+    return torch.where(x == 0, x * (0.5 + eps), x.sign() * ((x.abs() + 1).sqrt() - 1) + eps * x)
 
 
 def signed_parabolic(
@@ -39,7 +40,7 @@ def signed_parabolic(
     """
     shifted = v.abs() + (1 + eps)
     t = 2 * shifted / ((1 + 4 * eps * shifted).sqrt() + 1)
-    return v.sign() * (t * t - 1)
+    return torch.where(v == 0, v * (2 / (1 + 2 * eps)), v.sign() * (t * t - 1))
 
 
 @dataclass(frozen=True)
