@@ -21,7 +21,7 @@ from raffia.recipes.efficientzero import actors, evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql import train
-from raffia.recipes.ilql.evaluators import EvaluateRole, evaluator_config
+from raffia.recipes.ilql.evaluators import EvaluateRole, process_config
 from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
 from raffia.recipes.workers import make_engine
 from raffia.report import write_report
@@ -109,7 +109,7 @@ def test_the_settings_of_the_engine_take_effect(monkeypatch):
 
 def test_evaluators_compute_on_their_device(tmp_path):
     config = with_all(ILQL_EVALUATED, evaluators__num=1, evaluators__device="meta")
-    role = EvaluateRole(evaluator_config(config, tmp_path, None), 0)
+    role = EvaluateRole(process_config(config, tmp_path), 0)
     assert {parameter.device.type for parameter in role.evaluator.networks.model.parameters()} == {
         "meta"
     }
@@ -211,7 +211,7 @@ def test_environments_that_workers_cannot_import_are_refused(tmp_path):
     for module in ("__main__", "of_no_file"):
         kind = type("Made", (), {"__module__": module})
         with pytest.raises(ValueError, match="workers can import, not __main__:Made"):
-            evaluator_config(ILQL_EVALUATED, tmp_path, kind)
+            process_config(ILQL_EVALUATED, tmp_path, kind)
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_a_custom_environment_is_evaluated_in_workers(tmp_path, monkeypatch):
     without_workers = with_all(config, evaluators=EvaluatorsConfig())
     train(without_workers, "here", view=Quiet(), make_env=f"{file}:Echo")
     assert results_of(tmp_path / "there") == results_of(tmp_path / "here")
-    role_config = evaluator_config(config, tmp_path, imported(f"{file}:Echo"))
+    role_config = process_config(config, tmp_path, imported(f"{file}:Echo"))
     assert json.loads(role_config)["env"] == f"{file}:Echo"
     assert len(rows(tmp_path / "here", "evaluate")[0]["returns"]) == 4
 

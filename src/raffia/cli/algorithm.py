@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from raffia.recipes.running import Make
 
 Config = TypeVar("Config", bound=AnyConfig)
-# Flags of `raffia evaluate` that only EfficientZero has, or ILQL, by their names there.
-SPECIAL = {"num_simulations": "--num-simulations", "opponent": "--opponent", "record": "--record"}
-OF_ILQL = {"env": "--env"}
+# Flags of `raffia evaluate` that only one algorithm has.
+SPECIAL = {
+    **dict.fromkeys(("--num-simulations", "--opponent", "--record"), "EfficientZero"),
+    "--env": "ILQL",
+}
 # What a run's folder holds, and the flags of `raffia train` that set no setting: rows of help.
 FOLDER = {
     "config.json": "all settings, versions and the seed",
@@ -231,14 +233,13 @@ class AlgorithmCommands(Generic[Config]):
 
     def refuse_special(self, run: Path, args: argparse.Namespace) -> None:
         """Raise UsageError for flags that only another algorithm has."""
-        for names, title in ((SPECIAL, "EfficientZero"), (OF_ILQL, "ILQL")):
-            for name, flag in names.items():
-                if title != self.algorithm.title and getattr(args, name):
-                    raise UsageError(
-                        f"{flag} is only for runs of {title}; {run} is a run of "
-                        f"{self.algorithm.title}",
-                        call("raffia", "evaluate", run, *self.named_for_calls()),
-                    )
+        for flag, title in SPECIAL.items():
+            given = getattr(args, flag.removeprefix("--").replace("-", "_"))
+            if given and title != self.algorithm.title:
+                raise UsageError(
+                    f"{flag} is only for runs of {title}; {run} is a run of {self.algorithm.title}",
+                    call("raffia", "evaluate", run, *self.named_for_calls()),
+                )
 
 
 def _flag_rows(flags: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind
+from raffia.cli.runs import chosen_run, config_of_kind, run_parser
 from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
 
@@ -106,9 +106,7 @@ def decoding_settings(
 
 
 def _parser() -> Parser:
-    parser = Parser("raffia chat", ABOUT, EXAMPLES)
-    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
-    add_checkpoint(parser)
+    parser = run_parser("chat", ABOUT, EXAMPLES)
     parser.flag("--seed N", "seed of the sampling", int, 0)
     parser.flag("--temperature X", "sampling temperature; 0 takes the best token", float)
     parser.flag("--adv-weight X", "weight of the advantages; 0: the policy alone", float)

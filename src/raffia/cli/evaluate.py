@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raffia.cli.algorithm import commands_of
 from raffia.cli.parser import Parser, UsageError, whole
-from raffia.cli.runs import add_algorithm, add_checkpoint, chosen_run, config_of
+from raffia.cli.runs import add_algorithm, chosen_run, config_of, run_parser
 from raffia.cli.style import call
 
 ABOUT = """\
@@ -47,10 +47,8 @@ def evaluate(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("raffia evaluate", ABOUT, EXAMPLES)
-    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    parser = run_parser("evaluate", ABOUT, EXAMPLES)
     parser.flag("--episodes N", "number of episodes", whole(1), 100)
-    add_checkpoint(parser)
     add_algorithm(parser)
     about = "simulations of each search (default: as in the run's own evaluations)"
     parser.flag("--num-simulations N", about, whole(1))

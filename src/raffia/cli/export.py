@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from raffia.cli.parser import Parser, UsageError
-from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind, free_folder
+from raffia.cli.parser import UsageError
+from raffia.cli.runs import chosen_run, config_of_kind, free_folder, run_parser
 from raffia.cli.style import call, columns, paint, waiting
 from raffia.recipes.ilql.config import ILQLRun
 
@@ -42,10 +42,8 @@ def export(words: Sequence[str]) -> int:
         ...
     raffia.cli.parser.UsageError: --checkpoint: 'last' must be best, newest, or the number ...
     """
-    parser = Parser("raffia export", ABOUT, EXAMPLES)
-    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    parser = run_parser("export", ABOUT, EXAMPLES)
     parser.flag("--out FOLDER", f"folder to write, new or empty (default: RUN/{OUT})")
-    add_checkpoint(parser)
     args = parser.read(words)
     start = "raffia train ilql --preset wordle"
     run = chosen_run(args.run, "export", lambda run: run.algorithm == "ilql", start)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from raffia.cli.parser import Parser, UsageError, whole
-from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind
+from raffia.cli.parser import UsageError, whole
+from raffia.cli.runs import chosen_run, config_of_kind, run_parser
 from raffia.cli.style import call, waiting
 from raffia.cli.terminal import Terminal
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -34,10 +34,8 @@ def play(words: Sequence[str]) -> int:
         ...
     raffia.cli.parser.UsageError: raffia play has no --secnd; did you mean --second?
     """
-    parser = Parser("raffia play", ABOUT, EXAMPLES)
-    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    parser = run_parser("play", ABOUT, EXAMPLES)
     parser.add_argument("--second", action="store_true", help="let the agent move first")
-    add_checkpoint(parser)
     parser.flag("--num-simulations N", "simulations of the agent's search per move", whole(1))
     args = parser.read(words)
     from raffia.recipes.efficientzero.match import GAMES

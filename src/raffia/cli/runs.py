@@ -35,18 +35,24 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 HOME = Path("runs")  # where runs lie unless another folder is named
+STATES = {  # of runs, in other words than their names
+    "empty": "nothing in it yet",
+    "target": "reached its target return",
+    "running": "running, or killed",
+}
 
 
-def add_checkpoint(parser: Parser) -> None:
-    """Add the flag that chooses a checkpoint of a run.
+def run_parser(command: str, about: str, examples: Sequence[str]) -> Parser:
+    """The parser of a command about one run, with the flag that chooses a checkpoint of it.
 
-    >>> parser = Parser("raffia look", "looks", "")
-    >>> add_checkpoint(parser)
-    >>> parser.read(["--checkpoint", "newest"]).checkpoint
+    >>> run_parser("look", "looks", []).read(["runs/a", "--checkpoint", "newest"]).checkpoint
     'newest'
     """
-    about = "best, newest, or the number of an update"
-    parser.flag("--checkpoint WHICH", about, _checkpoint, "best")
+    parser = Parser(f"raffia {command}", about, examples)
+    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    text = "best, newest, or the number of an update"
+    parser.flag("--checkpoint WHICH", text, _checkpoint, "best")
+    return parser
 
 
 def _checkpoint(word: str) -> str:
@@ -111,12 +117,7 @@ def summary_line(run: RunSummary) -> str:
     if run.env_step is not None:
         steps = f" after {number(run.env_step, 0)} environment steps"
     best = "" if run.best_return is None else f", best return {number(run.best_return)}"
-    states = {
-        "empty": "nothing in it yet",
-        "target": "reached its target return",
-        "running": "running, or killed",
-    }
-    return f"{states.get(run.state, printable(run.state))}{steps}{best}"
+    return f"{STATES.get(run.state, printable(run.state))}{steps}{best}"
 
 
 def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
@@ -225,9 +226,6 @@ def _age(run: Path) -> float:
     return -newest.stat().st_mtime if newest.exists() else 0.0
 
 
-ENDS = {"target": "reached its target return", "finished": "finished", "stopped": "stopped"}
-
-
 def print_start(config: Any, folder: Path, remark: str = "") -> None:
     """Print what starts, before seconds go into loading torch.
 
@@ -262,7 +260,7 @@ def end_line(result: RunResult) -> str:
     steps = f"{number(result.env_step, 0)} environment steps, " if played else ""
     updates = f"{plural(result.update, 'update')} in {duration(result.seconds)}"
     best = "" if result.best_return is None else f"; best mean return {number(result.best_return)}"
-    return f"{result.folder} {ENDS[result.reason]}: {steps}{updates}{best}"
+    return f"{result.folder} {STATES.get(result.reason, result.reason)}: {steps}{updates}{best}"
 
 
 def exit_status(result: RunResult) -> int:

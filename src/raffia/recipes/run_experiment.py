@@ -15,8 +15,9 @@ from raffia.distributed.engine import TaskError
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
 from raffia.envs.rows import row_of_error
+from raffia.learner import Learner
 from raffia.recipes.devices import require_device
-from raffia.recipes.members import Members, MembersAcross
+from raffia.recipes.members import CHAMPION_KEY, POPULATION_KEY, Members, MembersAcross
 from raffia.recipes.workers import RunWorkers
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import Experiment, Plan
@@ -37,9 +38,19 @@ class RunExperiment(Experiment):
     followers: Followers | None = None
     sharded: Sharded | None = None
 
-    def __init__(self, config: Any, plan: Plan, folder: Path, view: View) -> None:
+    def __init__(self, config: Any, folder: Path, view: View, **intervals: Any) -> None:
+        """intervals: further entries of the plan, in which algorithms differ."""
         super().__init__(folder, view, seed=config.seed)
-        self.config, self.plan = config, plan
+        self.config = config
+        self.plan = Plan(
+            title=f"{config.title}, seed {config.seed}",
+            num_updates=config.num_updates,
+            target_return=config.evaluate.target_return,
+            save_every=config.checkpoint.every_updates,
+            keep=config.checkpoint.keep,
+            device=config.device,
+            **intervals,
+        )
         require_device(config.device)
         self._opened = ExitStack()
 
@@ -49,6 +60,17 @@ class RunExperiment(Experiment):
         with ExitStack() as opened:
             yield opened
             self._opened = opened.pop_all()
+
+    def _make_members(self, learner: Learner, **more: Any) -> Learner:
+        """The learner of all members, where the settings ask for a population; else the one given.
+
+        more: as of `Members`.
+        """
+        if self.config.population.size == 1:
+            return learner
+        self.members = Members(self.config.population, learner, self.seed, **more)
+        self.parts = {POPULATION_KEY: self.members, CHAMPION_KEY: self.members.champion}
+        return self.members.learner
 
     def _divide_learner(
         self,

@@ -14,6 +14,9 @@ from raffia.envs.checked import (
     PositiveInt,
 )
 
+# Settings that have tasks requested ahead where they are above these numbers.
+AHEAD = {"num": 0, "ahead": 0, "join_after": 0, "weights_every": 1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(Checked):
@@ -45,7 +48,39 @@ class EngineConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorsConfig(Checked):
+class WorkersConfig(Checked):
+    """Workers of one kind, in a run's settings of that name.
+
+    >>> ActorsConfig(device="cuda")
+    Traceback (most recent call last):
+    ...
+    ValueError: actors.device=cuda has no effect without actors: set actors.num=1, or leave
+    actors.device out
+    """
+
+    num: NonNegativeInt = 0  # workers; 0: the loop does their tasks
+    device: str = "cpu"  # device of their networks; "": the run's
+    cpus: PositiveFloat = 1.0  # processors of each worker on Ray
+    # GPUs of each worker on Ray; a fraction lets several compute on one card.
+    gpus: NonNegativeFloat = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.device not in ("", "cpu") and not self.play_elsewhere:
+            kind = type(self).__name__.removesuffix("Config").lower()
+            raise ValueError(
+                f"{kind}.device={self.device} has no effect without {kind}: set {kind}.num=1, or "
+                f"leave {kind}.device out"
+            )
+
+    @property
+    def play_elsewhere(self) -> bool:
+        """Whether tasks are requested ahead; otherwise the loop does them when they are due."""
+        return any(getattr(self, name, least) > least for name, least in AHEAD.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorsConfig(WorkersConfig):
     """Workers that play the environments.
 
     >>> ActorsConfig(num=2, ahead=8).weights_every
@@ -57,23 +92,10 @@ class ActorsConfig(Checked):
     ahead: NonNegativeInt = 0
     # Updates between versions of the actors' weights; changes the run.
     weights_every: PositiveInt = 1
-    device: str = "cpu"  # device of their searches; "": the run's
-    cpus: PositiveFloat = 1.0  # processors of each worker on Ray
-    # GPUs of each worker on Ray; a fraction lets several search on one card.
-    gpus: NonNegativeFloat = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_kind(self, "actors")
-
-    @property
-    def play_elsewhere(self) -> bool:
-        """Whether rollouts are requested ahead; otherwise the loop plays them when they are due."""
-        return self.num > 0 or self.ahead > 0 or self.weights_every > 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReanalyzersConfig(Checked):
+class ReanalyzersConfig(WorkersConfig):
     """Workers that make batches: they search stored steps again and compute targets.
 
     >>> ReanalyzersConfig(num=2, ahead=8).play_elsewhere
@@ -81,25 +103,13 @@ class ReanalyzersConfig(Checked):
     """
 
     num: NonNegativeInt = 0  # workers; 0: the loop makes the batches
+    device: str = ""  # device of their searches; "": the run's
     # Updates between drawing a batch and learning from it; changes the run.
     ahead: NonNegativeInt = 0
-    device: str = ""  # device of their searches; "": the run's
-    cpus: PositiveFloat = 1.0  # processors of each worker on Ray
-    # GPUs of each worker on Ray; a fraction lets several search on one card.
-    gpus: NonNegativeFloat = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_kind(self, "reanalyzers")
-
-    @property
-    def play_elsewhere(self) -> bool:
-        """Whether batches are requested ahead; otherwise the loop makes them when they are due."""
-        return self.num > 0 or self.ahead > 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluatorsConfig(Checked):
+class EvaluatorsConfig(WorkersConfig):
     """Workers that play the evaluations.
 
     >>> EvaluatorsConfig(num=1, join_after=500).play_elsewhere
@@ -109,37 +119,6 @@ class EvaluatorsConfig(Checked):
     num: NonNegativeInt = 0  # workers; 0: the loop plays the evaluations
     # Updates after which the loop waits for the result of an open evaluation.
     join_after: NonNegativeInt = 0
-    device: str = "cpu"  # device of their networks; "": the run's
-    cpus: PositiveFloat = 1.0  # processors of each worker on Ray
-    gpus: NonNegativeFloat = 0.0  # GPUs of each worker on Ray
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_kind(self, "evaluators")
-
-    @property
-    def play_elsewhere(self) -> bool:
-        """Whether evaluations are requested and joined later; otherwise the loop plays them."""
-        return self.num > 0 or self.join_after > 0
-
-
-WorkersConfig = ActorsConfig | ReanalyzersConfig | EvaluatorsConfig
-
-
-def check_kind(config: WorkersConfig, kind: str) -> None:
-    """Raise ValueError for a device for workers that the run does not have.
-
-    >>> ActorsConfig(device="cuda")
-    Traceback (most recent call last):
-    ...
-    ValueError: actors.device=cuda has no effect without actors: set actors.num=1, or leave
-    actors.device out
-    """
-    if config.device not in ("", "cpu") and not config.play_elsewhere:
-        raise ValueError(
-            f"{kind}.device={config.device} has no effect without {kind}: set {kind}.num=1, or "
-            f"leave {kind}.device out"
-        )
 
 
 def check_workers(run: Any, kinds: Sequence[str]) -> None:

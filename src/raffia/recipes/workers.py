@@ -222,16 +222,13 @@ class RunWorkers:
             needs = Needs(cpus=getattr(config, kind).cpus, gpus=getattr(config, kind).gpus)
         return Workers(role, max(1, self._num(kind)), needs)
 
-    def pool(self, kind: str, made_from: str | None = None) -> Pool:
-        """The workers of one kind; in this process, where the settings have none.
-
-        made_from: instead of what the others are made from.
-        """
+    def pool(self, kind: str) -> Pool:
+        """The workers of one kind; in this process, where the settings have none."""
         workers, settings = self._workers(kind), self._config.engine
         return Pool(
             self._engine if kind in self._used else InlineEngine(),
             workers.role,
-            self._made_from if made_from is None else made_from,
+            self._made_from,
             workers.num,
             needs=workers.needs,
             max_restarts=settings.max_restarts,
@@ -243,12 +240,11 @@ class RunWorkers:
         *,
         acting: Callable[[TensorDict], TensorDict],
         outcome: Callable[[int, int, TensorDict], Outcome],
-        made_from: str | None = None,
     ) -> Evaluations:
         """Evaluations by workers; by this process, to join those that an earlier session began."""
         settings = self._config.evaluators
         return Evaluations(
-            self.pool("evaluators", made_from),
+            self.pool("evaluators"),
             join_after=settings.join_after,
             acting=acting,
             outcome=outcome,

@@ -158,7 +158,7 @@ class Checkpoints:
         path = f"{self.folder}/{update:09d}"
         self._refuse_the_past(update)
         try:
-            self._make_folder()
+            make_folder(self.folder)
             self._remove_leftovers(path)
             self._write(path, files, record)
         except OSError as error:
@@ -206,9 +206,6 @@ class Checkpoints:
                 f"{later[-1].update}. Continue from that one, checkpoints.newest(), or use "
                 "another folder for another run"
             )
-
-    def _make_folder(self) -> None:
-        make_folder(self.folder)
 
     def _remove_leftovers(self, path: str) -> None:
         """Remove what killed saves left, and what is damaged under the new one's name."""

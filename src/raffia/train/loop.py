@@ -98,7 +98,6 @@ class Evaluate:
         self.best: float | None = None
         self.latest: float | None = None
         self._at, self._at_count = -1, -1  # update and count of the latest evaluation
-        self._improved = False
 
     def _count(self, update: int) -> int:
         """The count that `plan.evaluate_every` is compared with."""
@@ -122,7 +121,7 @@ class Evaluate:
 
     def improved(self, update: int) -> bool:
         """Whether no state that was evaluated is better than the one after this update."""
-        return self._improved and update == self._at
+        return update == self._at and self.latest == self.best
 
     def _is_best(self, score: float) -> bool:
         """Whether none was better; an equal one counts, as `Checkpoints.best` is the newest."""
@@ -202,7 +201,6 @@ class Evaluate:
         plan = self._experiment.plan
         self.num_done = max(self.num_done, count // plan.evaluate_every)
         self.latest, self._at, self._at_count = found.score, update, count
-        self._improved = self._is_best(self.latest)
         env_step = None if self._experiment.num_env_steps is None else count
         more = {} if plan.num_simulations is None else {"num_simulations": plan.num_simulations}
         values = {**found.values, **more}

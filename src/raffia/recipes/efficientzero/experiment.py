@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
+from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
-from raffia.learner import Learner, step_of
+from raffia.learner import step_of
 from raffia.recipes.efficientzero.actors import (
     Player,
     accelerated_by,
@@ -47,7 +47,6 @@ from raffia.recipes.efficientzero.reanalyzers import (
 )
 from raffia.recipes.efficientzero.warm_start import warm_state
 from raffia.recipes.efficientzero.workers import describe_workers, make_workers
-from raffia.recipes.members import CHAMPION_KEY, POPULATION_KEY, Members
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.workers import RunWorkers
 from raffia.search.base import UnfitOutputError
@@ -58,10 +57,9 @@ from raffia.train.ahead import BatchesAhead, BatchesOfShards
 from raffia.train.collect import Collector
 from raffia.train.evaluate import Episodes
 from raffia.train.evaluations import Evaluations, Outcome
-from raffia.train.experiment import Plan
 from raffia.train.nan_guard import all_finite
 from raffia.train.rollouts import ActorRollouts, Schedule
-from raffia.train.run_state import Stateful, Tree
+from raffia.train.run_state import Stateful
 from raffia.train.view import View
 
 MAKE_ENV = make_env
@@ -86,7 +84,13 @@ class EfficientZeroExperiment(RunExperiment):
         make_env: MakeEnv = make_env,
         networks: ModelFactory | None = None,
     ) -> None:
-        super().__init__(config, plan_of(config), folder, view)
+        evaluate, plays = config.evaluate, not config.is_offline
+        super().__init__(
+            *(config, folder, view),
+            num_env_steps=config.collect.num_env_steps if plays else None,
+            evaluate_every=evaluate.every_env_steps if plays else evaluate.every_updates,
+            num_simulations=evaluate.num_simulations or config.search.num_simulations,
+        )
         self._update = 0
         self._num_simulations_elsewhere = 0
         with self._opening() as opened:
@@ -107,9 +111,14 @@ class EfficientZeroExperiment(RunExperiment):
                 make_planner(self.networks, config, self.env.spec) for _ in range(2)
             )
             self._reanalyze_is_current = False
-            self.members = members_of(config, self.networks)
-            learner = self.networks if self.members is None else self.members.learner
-            self.learner: Learner = accelerated_by(config, learner)
+            learner = self._make_members(
+                self.networks,
+                batches="own",
+                # Of small networks the operations alone are two thirds of a step on a CPU.
+                grads="traced" if config.device == "cpu" else None,
+                batch_size=config.replay.batch_size,
+            )
+            self.learner = accelerated_by(config, learner)
             self._divide_learner(opened, workers, MAKE_LEARNER)
 
             self.schedule = schedule_of(config)
@@ -127,7 +136,10 @@ class EfficientZeroExperiment(RunExperiment):
             )
             opened.enter_context(closing(self.evaluations))
 
-            self.parts = self._make_parts()
+            stream: dict[str, Stateful] = {"collector": self.collector}
+            if self.ahead is not None:
+                stream["ahead"] = self.ahead
+            self.parts = {**self.parts, "stream": stream, "evaluations": self.evaluations}
             for line in [*describe_workers(config), wants_a_gpu(config, self.env.spec)]:
                 if line:
                     view.message(line)
@@ -163,16 +175,6 @@ class EfficientZeroExperiment(RunExperiment):
         if isinstance(self._making, ShardMaking):
             return BatchesOfShards(pool, self._making, **length)
         return BatchesAhead(pool, self._making, **length)
-
-    def _make_parts(self) -> Tree:
-        """The parts of a run, besides learner state and replay, that are mutated."""
-        stream: dict[str, Stateful] = {"collector": self.collector}
-        if self.ahead is not None:
-            stream["ahead"] = self.ahead
-        parts: dict[str, Stateful | Tree] = {"stream": stream, "evaluations": self.evaluations}
-        if self.members is not None:
-            parts |= {POPULATION_KEY: self.members, CHAMPION_KEY: self.members.champion}
-        return parts
 
     def _check_step(self, step: TensorDict) -> None:
         self.guard.check(step, update=self._update)
@@ -420,41 +422,6 @@ def schedule_of(config: EfficientZeroRun) -> Schedule:
         updates_per_env_step=collect.updates_per_env_step,
         ahead=config.actors.ahead,
         weights_every=config.actors.weights_every,
-    )
-
-
-def members_of(config: EfficientZeroRun, networks: EfficientZeroLearner) -> Members | None:
-    """The members of a run, if it is one of a population."""
-    if config.population.size == 1:
-        return None
-    return Members(
-        config.population,
-        networks,
-        config.seed,
-        batches="own",
-        # Of small networks the operations alone are two thirds of a step on a CPU.
-        grads="traced" if config.device == "cpu" else None,
-        batch_size=config.replay.batch_size,
-    )
-
-
-def plan_of(config: EfficientZeroRun) -> Plan:
-    """The plan of a run: its length and intervals.
-
-    >>> plan_of(EfficientZeroRun(seed=3)).title
-    'EfficientZero on CartPole-v1, seed 3'
-    """
-    evaluate = config.evaluate
-    return Plan(
-        title=f"{config.title}, seed {config.seed}",
-        num_updates=config.num_updates,
-        num_env_steps=None if config.is_offline else config.collect.num_env_steps,
-        evaluate_every=evaluate.every_updates if config.is_offline else evaluate.every_env_steps,
-        num_simulations=evaluate.num_simulations or config.search.num_simulations,
-        target_return=evaluate.target_return,
-        save_every=config.checkpoint.every_updates,
-        keep=config.checkpoint.keep,
-        device=config.device,
     )
 
 

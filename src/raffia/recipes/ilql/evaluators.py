@@ -57,7 +57,7 @@ class EvaluateRole:
     >>> from raffia.algorithms.ilql.learner import ILQLLearner
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> run = replace(ILQL_PRESETS["ilql-smoke"], num_threads=1)
-    >>> role = EvaluateRole(evaluator_config(run, Path("nowhere"), None), 0)
+    >>> role = EvaluateRole(process_config(run, Path("nowhere")), 0)
     >>> weights = evaluator_weights(ILQLLearner(run).init(0))
     >>> outcome, dialogues = outcome_of(role.do(TensorDict(count=torch.tensor(5)), weights))
     >>> len(outcome.values["returns"]) == run.evaluate.num_episodes, sorted(dialogues)
@@ -89,13 +89,16 @@ class EvaluateRole:
         return TensorDict(json=bytes_to_tensor(json.dumps(answer).encode()))
 
 
-def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguageEnv | None) -> str:
-    """The config that an `EvaluateRole` is made from.
+def process_config(
+    config: ILQLRun, folder: Path, make_env: str | MakeLanguageEnv | None = None
+) -> str:
+    """The JSON that roles and learners of other processes are made from.
 
+    folder: the run's, where tokens, and what its language model keeps, are read.
     make_env: as the caller of the run gave it; ValueError for one that workers can't import.
 
     >>> def make_env(): ...
-    >>> evaluator_config(ILQLRun(), Path("nowhere"), lambda: make_env())
+    >>> process_config(ILQLRun(), Path("nowhere"), lambda: make_env())
     Traceback (most recent call last):
     ...
     ValueError: evaluators.* needs an environment that workers can import, not ...

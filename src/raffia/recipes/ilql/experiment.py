@@ -30,9 +30,9 @@ from raffia.recipes.ilql.evaluation import (
 )
 from raffia.recipes.ilql.evaluators import (
     evaluate_agent,
-    evaluator_config,
     evaluator_weights,
     outcome_of,
+    process_config,
 )
 from raffia.recipes.ilql.networks import (
     Interrupted,
@@ -42,7 +42,7 @@ from raffia.recipes.ilql.networks import (
     making_of,
     refuse_unfit,
 )
-from raffia.recipes.members import CHAMPION_KEY, POPULATION_KEY, Members, MembersRole
+from raffia.recipes.members import Members, MembersRole
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.recipes.running import threads
@@ -50,10 +50,10 @@ from raffia.recipes.workers import RunWorkers, describe_workers
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
-from raffia.train.config import from_json, to_json
-from raffia.train.evaluations import Evaluated, Evaluations
-from raffia.train.experiment import Plan, RunError
-from raffia.train.run_state import Recorded, Stateful
+from raffia.train.config import from_json
+from raffia.train.evaluations import Evaluated
+from raffia.train.experiment import RunError
+from raffia.train.run_state import Recorded
 from raffia.train.view import View
 
 ROLES = {
@@ -77,40 +77,37 @@ class ILQLExperiment(RunExperiment):
         *,
         make_env: str | MakeLanguageEnv | None = None,
     ) -> None:
-        super().__init__(config, plan_of(config), folder, view)
+        every = config.evaluate.every_updates
+        super().__init__(config, folder, view, evaluate_every=every, of_returns=config.plays)
         self._going: Iterator[TensorDict] | None = None
         self.num_tokens = 0  # read in this session
         with self._opening() as opened:
-            workers = RunWorkers(config, ROLES, process_config(config, folder), view.message)
+            can_evaluate, made_from = self._made_from(make_env)
+            workers = RunWorkers(config, ROLES, made_from, view.message)
             opened.enter_context(closing(workers))
             self.corpus = make_corpus(config, folder)
             refuse_unfit(config, self.corpus.tokenizer)
             environment = find_environment(config, make_env, self.corpus.tokenizer)
             self.making = begin_making(config, folder).on(config.device)
             self.networks = make_networks(self.making)
-            self.learner = accelerated_by(config, self.networks)
-            if config.population.size > 1:
-                self.members = Members(
-                    config.population, self.learner, config.seed, batch_size=config.batch_size
-                )
-                self.learner = self.members.learner
+            learner = accelerated_by(config, self.networks)
+            self.learner = self._make_members(learner, batch_size=config.batch_size)
             self._divide_learner(opened, workers, MAKE_LEARNER, self._batches_again)
             self.evaluator = Evaluator(
                 Networks(config, config.device, making=self.making),
                 *(self.corpus, config, environment),
             )
-            self.evaluations = self._make_evaluations(workers, make_env)
-            if self.evaluations is not None:
-                opened.enter_context(closing(self.evaluations))
-
-            parts: dict[str, Stateful | None] = {
+            self.parts = {
+                **self.parts,
                 "data": Recorded(self._data()),
                 "language_model": Recorded(self.making.checksum),
-                POPULATION_KEY: self.members,
-                CHAMPION_KEY: None if self.members is None else self.members.champion,
-                "evaluations": self.evaluations,
             }
-            self.parts = {name: part for name, part in parts.items() if part is not None}
+            if can_evaluate:
+                self.evaluations = workers.evaluations(
+                    acting=self._evaluated_weights, outcome=self._evaluated_elsewhere
+                )
+                opened.enter_context(closing(self.evaluations))
+                self.parts = {**self.parts, "evaluations": self.evaluations}
             learnt = f"learning from {describe_corpus(self.corpus)}"
             notice = describe_template(config, self.corpus.tokenizer)
             for line in [learnt, notice, *describe_workers(config)]:
@@ -194,24 +191,16 @@ class ILQLExperiment(RunExperiment):
         except OSError as error:  # nothing of the run depends on them
             self.view.message(f"update {update:,}: no dialogues were written: {error}")
 
-    def _make_evaluations(
-        self, workers: RunWorkers, make_env: str | MakeLanguageEnv | None
-    ) -> Evaluations | None:
-        """Make the evaluations: by workers, or in this process to join those of an earlier run.
-
-        None where the environment can't be imported, so that an earlier run had none.
+    def _made_from(self, make_env: str | MakeLanguageEnv | None) -> tuple[bool, str]:
+        """What other processes are made from, and whether they can evaluate: not in an environment
+        that they can't import, in which an earlier session had no evaluators either.
         """
         try:
-            made_from = evaluator_config(self.config, self.folder, make_env)
+            return True, process_config(self.config, self.folder, make_env)
         except ValueError:
             if self.config.evaluators.play_elsewhere:
                 raise
-            return None
-        return workers.evaluations(
-            acting=self._evaluated_weights,
-            outcome=self._evaluated_elsewhere,
-            made_from=made_from,
-        )
+            return False, process_config(self.config, self.folder)
 
     def _evaluated_weights(self, state: TensorDict) -> TensorDict:
         state = self.whole(state)
@@ -277,24 +266,6 @@ class ILQLExperiment(RunExperiment):
             yield batch
 
 
-def plan_of(config: ILQLRun) -> Plan:
-    """How long a run is, and what is done how often.
-
-    >>> plan_of(ILQLRun(seed=3)).title
-    'ILQL on wordle, seed 3'
-    """
-    return Plan(
-        title=f"{config.title}, seed {config.seed}",
-        num_updates=config.num_updates,
-        evaluate_every=config.evaluate.every_updates,
-        of_returns=config.plays,
-        target_return=config.evaluate.target_return,
-        save_every=config.checkpoint.every_updates,
-        keep=config.checkpoint.keep,
-        device=config.device,
-    )
-
-
 def make_networks(making: Making) -> ILQLLearner:
     """The learner of a run, which makes its networks.
 
@@ -355,14 +326,3 @@ def make_members(config: str, index: int) -> MembersRole:
         context=partial(threads, run.num_threads),
         device=device_of(run.device, index + 1),
     )
-
-
-def process_config(config: ILQLRun, folder: Path) -> str:
-    """The config from which other processes make the learner of a run.
-
-    folder: where what its language model keeps is read.
-
-    >>> process_config(ILQLRun(), Path("/runs/a"))[-20:]
-    '"folder": "/runs/a"}'
-    """
-    return json.dumps({"run": to_json(config), "folder": str(folder.resolve())})
