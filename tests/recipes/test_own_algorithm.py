@@ -144,6 +144,10 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert "there is nothing left to do" in capsys.readouterr().out
     assert main(["resume", "runs/dqn-3", *named, "--num_env_steps", "280"]) == 0
     assert "280 environment steps" in capsys.readouterr().out
+    rows = Path("runs/dqn-3/metrics.jsonl")
+    rows.write_text(rows.read_text().replace('"reason": "finished"', '"reason": "target"'))
+    assert main(["resume", "runs/dqn-3", *named]) == 0
+    assert f"resume runs/dqn-3 {' '.join(named)} --target_return none" in capsys.readouterr().out
     assert main(["resume", "runs/dqn-3", *named, "--discount", "0.9"]) == 2
     assert "discount shapes what is learnt" in capsys.readouterr().err
     assert main(["evaluate", "runs/dqn-3", *named, "--episodes", "2", "--json"]) == 0

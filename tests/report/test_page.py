@@ -132,7 +132,11 @@ def test_games_are_counted_by_side_and_their_outcomes_have_their_own_scale(tmp_p
     row = {"kind": "evaluate", "update": 1, "env_step": 10, "seconds": 1.0, "mean_return": 0.2}
     row |= {"returns": [1, 1, 0, -1, 0], "as_first": [True, False, True, False, False]}
     rows = [{"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0}, row]
-    run = write_run(tmp_path / "run", rows, config(preset="tictactoe", target=None))
+    own, run = (
+        write_run(tmp_path / name, rows, config(preset="tictactoe", target=None, env=env))
+        for name, env in (("own", "chess.py:Chess"), ("run", "tictactoe"))
+    )
+    assert "raffia play" not in Page(report(own)).text
     text = Page(report(run)).text
     assert "run first 2 1 1 0" in text and "run second 3 1 1 1" in text
     assert f"raffia play {run}" in text

@@ -16,7 +16,7 @@ from raffia.hints import nearest, plural
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.population_config import PopulationConfig
-from raffia.train.config import AnyConfig
+from raffia.train.config import AnyConfig, setting_names
 
 if TYPE_CHECKING:
     from raffia.recipes import RunResult
@@ -213,6 +213,12 @@ class AlgorithmCommands(Generic[Config]):
     def longer(self, config: Config) -> list[str]:
         """Flags that make a run twice as long."""
         return [f"--{self.algorithm.length}", str(2 * self.algorithm.length_of(config))]
+
+    def without_target(self) -> list[str]:
+        """Flags of a run that does not end at a mean return; none without a setting for it."""
+        names = setting_names(self.algorithm.config)
+        found = [name for name in names if name.rpartition(".")[2] == "target_return"]
+        return [f"--{found[0]}", "none"] if found else []
 
     # -- evaluation
 

@@ -122,7 +122,6 @@ def _refuse(
 
 def _print_finished(run: Path, commands: AlgorithmCommands[Any], config: Any, state: str) -> None:
     print(f"{run} {summary_line(summarise(run))}; there is nothing left to do")
-    target = ["--evaluate.target_return", "none"]
-    flags = target if state == "target" else commands.longer(config)
+    flags = commands.without_target() if state == "target" else commands.longer(config)
     again = call("raffia", "resume", run, *commands.named_for_calls(), *flags)
-    print_next([[again, "continue anyway"], *commands.uses(run)])
+    print_next([*([[again, "continue anyway"]] if flags else []), *commands.uses(run)])

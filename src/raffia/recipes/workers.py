@@ -297,6 +297,6 @@ def describe_workers(run: Any) -> list[str]:
         lines.append(
             f"{plural(max(1, evaluators.num), 'evaluator')} "
             f"{where(run.engine, evaluators.num)}; results are collected "
-            f"{evaluators.join_after:,} updates later"
+            f"{plural(evaluators.join_after, 'update')} later"
         )
     return lines

@@ -21,13 +21,14 @@ from raffia.report.heads import head
 from raffia.report.markup import table, toned
 from raffia.report.methods import methods
 from raffia.report.panel import tone
-from raffia.report.plots import bad_numbers, is_game
+from raffia.report.plots import bad_numbers
 from raffia.report.population import populations
 from raffia.report.scores import ranking
 from raffia.report.sections import learning, speed, training
 from raffia.report.style import STYLE
 
 _MOST_SHOWN = 4  # runs of which commands are shown
+PLAYED_BY_PEOPLE = ("tictactoe", "connect4")  # environments that `raffia play` has
 
 
 def page(
@@ -149,7 +150,7 @@ def _commands(runs: Sequence[Run]) -> Html:
         how = ["--episodes", "1000" if run.of_dialogues else "100"]
         records = run.records and not run.of_dialogues
         lines.append(run.call("evaluate", *how, *(["--record"] if records else [])))
-        if is_game([run]):
+        if run.env in PLAYED_BY_PEOPLE:
             lines.append(run.call("play"))
     lines.append("raffia report " + " ".join([shlex.quote(str(run.folder)) for run in runs]))
     return join([el("h2", "Commands"), el("pre", "\n".join(lines))])

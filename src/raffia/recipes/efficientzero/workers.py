@@ -66,6 +66,8 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
     >>> print(*describe_workers(EfficientZeroRun(
     ...     replay=ReplayConfig(shards=4), reanalyzers=ReanalyzersConfig(num=2, ahead=8))))
     2 reanalyzers in this process make batches, 8 updates ahead, with 2 of 4 replay shards each
+    >>> print(*describe_workers(EfficientZeroRun(actors=ActorsConfig(num=8, ahead=1))))
+    8 actors in this process play 1 environment each, 1 update ahead; this process trains
     """
     actors, reanalyzers = run.actors, run.reanalyzers
     lines = workers.describe_workers(run)
@@ -74,8 +76,8 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
         do, each = ("play", " each") if num > 1 else ("plays", "")
         lines.append(
             f"{plural(num, 'actor')} {where(run.engine, actors.num)} {do} "
-            f"{run.env.num_envs // num} environments{each}, {actors.ahead} updates ahead; "
-            "this process trains"
+            f"{plural(run.env.num_envs // num, 'environment')}{each}, "
+            f"{plural(actors.ahead, 'update')} ahead; this process trains"
         )
     if reanalyzers.play_elsewhere:
         num = max(1, reanalyzers.num)
@@ -85,7 +87,7 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
             held = f", with {share} of {run.replay.shards} replay shards each"
         lines.append(
             f"{plural(num, 'reanalyzer')} {where(run.engine, reanalyzers.num)} {do} batches, "
-            f"{reanalyzers.ahead} updates ahead{held}"
+            f"{plural(reanalyzers.ahead, 'update')} ahead{held}"
         )
     return lines
 
