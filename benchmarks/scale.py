@@ -71,9 +71,9 @@ from raffia.learner import Learner
 from raffia.recipes.efficientzero.actors import (
     ActorRole,
     acting_weights,
-    actor_config,
     make_networks,
     make_planner,
+    process_config,
     row_seeds,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -148,7 +148,7 @@ class Actors:
             Pool(
                 make_engine(run.engine),
                 f"{ActorRole.__module__}:{ActorRole.__name__}",
-                actor_config(run),
+                process_config(run),
                 NUM_ACTORS,
             ),
             schedule,

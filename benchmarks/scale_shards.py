@@ -17,7 +17,7 @@ import torch
 
 from raffia.distributed.pool import Pool
 from raffia.envs.env import Discrete, EnvSpec
-from raffia.recipes.efficientzero.actors import actor_config, make_networks, make_planner
+from raffia.recipes.efficientzero.actors import make_networks, make_planner, process_config
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.presets import PRESETS
@@ -88,7 +88,7 @@ class Leader:
         self.engine = make_engine(run.engine)
         of = BatchesOfShards if shards > 1 else BatchesAhead
         role = f"{__name__}:{MakesWithoutSearch.__name__}"
-        pool = Pool(self.engine, role, actor_config(run), 2)
+        pool = Pool(self.engine, role, process_config(run), 2)
         self.batches = of(pool, making, ahead=AHEAD, num_updates=FOREVER)
         target = TensorDict(params=TensorDict(), buffers=TensorDict())
         self.state = TensorDict(target=target, hyper=TensorDict(), step=torch.tensor(0))

@@ -7,12 +7,15 @@ several processes, and they wrap each other in any order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from raffia.functional.gradients import global_norm
 from raffia.hints import check_range
+from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -141,6 +144,25 @@ def step_of(state: TensorDict) -> int:
     3
     """
     return int(state["step"].max())
+
+
+def module_tree(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
+    """The tensors of a module by the names of its layers, as a state has them.
+
+    >>> layers = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    >>> sorted(module_tree(layers.named_parameters())["0"].keys())
+    ['bias', 'weight']
+    """
+    return TensorDict({name: tensor.detach() for name, tensor in named}).unflatten_keys(".")
+
+
+def module_names(prefix: str, tree: TensorDict) -> dict[str, Tensor]:
+    """The tensors of such a tree by the names that they have in a module around the first one.
+
+    >>> module_names("model", TensorDict(v=TensorDict(bias=torch.ones(1))))
+    {'model.v.bias': tensor([1.])}
+    """
+    return {f"{prefix}.{dotted(key)}": tensor for key, tensor in tree.items(True, True)}
 
 
 def join_metrics(parts: list[TensorDict], grads: TensorDict, members: int = 0) -> TensorDict:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from raffia.learner import Accumulate
-from raffia.recipes import ALGORITHMS, train_run, workers
+from raffia.recipes import ALGORITHMS, run_experiment, train_run, workers
 from raffia.recipes.efficientzero import PRESETS, EfficientZeroRun
 from raffia.recipes.efficientzero import experiment as played
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
@@ -183,7 +183,7 @@ class Plain:
 def reference(name, folder):
     """The run's results in one process, with the arithmetic of its workers."""
     with pytest.MonkeyPatch.context() as patch:
-        make_networks, make_members = played.make_networks, played.Members
+        make_networks, make_members = played.make_networks, run_experiment.Members
 
         def in_parts(num, *arguments):
             networks = make_networks(*arguments)
@@ -198,5 +198,5 @@ def reference(name, folder):
             parts = 3 if name == "three thirds" else 2
             patch.setattr(played, "make_networks", partial(in_parts, parts))
         if RUNS[name].population.size == 4:
-            patch.setattr(played, "Members", each_alone)
+            patch.setattr(run_experiment, "Members", each_alone)
         return trained(RUNS[name], folder)

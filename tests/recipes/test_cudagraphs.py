@@ -19,7 +19,7 @@ from raffia.envs import Discrete, EnvSpec, make_env
 from raffia.learner import applies_shards, applies_stacks
 from raffia.nn import cudagraphs
 from raffia.recipes.devices import NUM_WARM, CompiledLearner, GraphedLearner
-from raffia.recipes.efficientzero.actors import actor_config
+from raffia.recipes.efficientzero.actors import process_config
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.workers import make_learner as make_efficientzero
 from raffia.recipes.ilql.experiment import make_learner as make_ilql
@@ -171,7 +171,7 @@ def test_processes_that_share_batches_make_the_same_kind_of_learner(monkeypatch)
         ([EfficientZeroLearner, ILQLLearner], {}),
     ):
         run = with_all(VECTOR, device="cuda", learners__num=2, **changes)
-        made = [make_efficientzero(actor_config(run), 0)]
+        made = [make_efficientzero(process_config(run), 0)]
         if "cudagraphs" not in changes:
             settings = with_all(WORDLE, learners__num=2, **changes)
             made.append(make_ilql(json.dumps({"run": to_json(settings), "folder": ""}), 0))

@@ -14,7 +14,7 @@ from raffia.algorithms.efficientzero import EfficientZeroConfig, Planner, make_m
 from raffia.algorithms.efficientzero.config import ModelConfig, SearchConfig
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.envs import Box, Discrete, EnvSpec, make_env
-from raffia.recipes.efficientzero.actors import ActorRole, actor_config
+from raffia.recipes.efficientzero.actors import ActorRole, process_config
 from raffia.recipes.efficientzero.evaluation import EvaluateRole
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.reanalyzers import MembersMaking, ReanalyzeRole
@@ -97,7 +97,7 @@ def test_workers_search_on_their_device(role, device):
     kinds = {ActorRole: "actors", ReanalyzeRole: "reanalyzers", EvaluateRole: "evaluators"}
     settings = {f"{kinds[role]}__num": 1, f"{kinds[role]}__device": device}
     config = with_all(VECTOR, device="cpu" if device else "meta", **settings)
-    with closing(role(actor_config(config), 0)) as worker:
+    with closing(role(process_config(config), 0)) as worker:
         assert worker.planner.device.type == "meta"
 
 

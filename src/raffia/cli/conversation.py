@@ -30,7 +30,7 @@ def shade(advantage: float | None, weight: float) -> str:
     return "yellow" if moved > -1 else "red"
 
 
-def values_table(pieces: Sequence[Piece], most: int = MOST_ROWS) -> str:
+def values_table(pieces: Sequence[Piece]) -> str:
     """A table of values by token; of many, of those whose advantage was furthest from 0.
 
     >>> print(values_table([Piece("crane", "crane", 0.62, 0.31, -1.2)]))
@@ -38,7 +38,7 @@ def values_table(pieces: Sequence[Piece], most: int = MOST_ROWS) -> str:
       crane   62 %  -1.20      +0.31
     """
     valued = [piece for piece in pieces if piece.v is not None]
-    shown = sorted(range(len(valued)), key=lambda i: -abs(valued[i].advantage or 0.0))[:most]
+    shown = sorted(range(len(valued)), key=lambda i: -abs(valued[i].advantage or 0.0))[:MOST_ROWS]
     rows = [["token", "share", "V", "advantage"]]
     for i in sorted(shown):
         piece = valued[i]

@@ -14,7 +14,7 @@ from raffia.distributed.follow import FOLLOWER, Followers
 from raffia.distributed.pool import Pool
 from raffia.hints import plural
 from raffia.recipes.devices import require_device
-from raffia.recipes.scale_config import EngineConfig
+from raffia.recipes.scale_config import EngineConfig, WorkersConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluations import Evaluations, Outcome
 
@@ -144,24 +144,18 @@ SETTINGS = {  # of kinds that do not have num, cpus and gpus
 }
 
 
-def kinds_elsewhere(config: Any, kinds: Sequence[str]) -> list[str]:
-    """The kinds of workers that a run has, out of the given ones; the loop does the work of the
-    others.
+def workers_config(config: Any, kind: str) -> WorkersConfig:
+    """The settings of a run's workers of one kind.
 
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
-    >>> from raffia.recipes.scale_config import ActorsConfig
-    >>> kinds_elsewhere(EfficientZeroRun(actors=ActorsConfig(num=2)), ["actors", "evaluators"])
-    ['actors']
+    >>> workers_config(EfficientZeroRun(num_threads=2), POPULATION).cpus
+    2.0
     """
-    return [
-        kind
-        for kind in kinds
-        if (
-            config.population.workers
-            if kind == POPULATION
-            else getattr(config, kind).play_elsewhere
-        )
-    ]
+    if kind == POPULATION:
+        cpus = float(max(1, config.num_threads))
+        return WorkersConfig(num=config.population.workers, device="", cpus=cpus)
+    settings: WorkersConfig = getattr(config, kind)
+    return settings
 
 
 class RunWorkers:
@@ -187,9 +181,9 @@ class RunWorkers:
         message: Callable[[str], None],
     ) -> None:
         self._config, self._roles, self._made_from = config, roles, made_from
-        self._used = [kind for kind in roles if self._num(kind)]
+        self._used = [kind for kind in roles if workers_config(config, kind).num]
         for kind in roles:
-            device = "" if kind == POPULATION else getattr(config, kind).device
+            device = workers_config(config, kind).device
             # Those of Ray are on other machines.
             if device and not (kind in self._used and config.engine.name == "ray"):
                 require_device(device, f"{kind}.device")
@@ -207,20 +201,11 @@ class RunWorkers:
             remark = f"Settings: {'; '.join(settings)}"
             self._engine = engine_for(config.engine, workers, message, remark=remark)
 
-    def _num(self, kind: str) -> int:
-        """How many workers of a kind there are; without any, the loop does their tasks."""
-        config = self._config
-        num: int = config.population.workers if kind == POPULATION else getattr(config, kind).num
-        return num
-
     def _workers(self, kind: str) -> Workers:
         """The workers of one kind; one where the settings have none, for this process."""
-        config, role = self._config, self._roles[kind]
-        if kind == POPULATION:
-            needs = Needs(cpus=float(max(1, config.num_threads)))
-        else:
-            needs = Needs(cpus=getattr(config, kind).cpus, gpus=getattr(config, kind).gpus)
-        return Workers(role, max(1, self._num(kind)), needs)
+        settings = workers_config(self._config, kind)
+        needs = Needs(cpus=settings.cpus, gpus=settings.gpus)
+        return Workers(self._roles[kind], max(1, settings.num), needs)
 
     def pool(self, kind: str) -> Pool:
         """The workers of one kind; in this process, where the settings have none."""

@@ -61,14 +61,11 @@ class LiveView:
     ...     view.show(Status(title="EfficientZero on cartpole", update=50, num_updates=200))
     >>> "EfficientZero on cartpole" in stream.getvalue()
     True
-
-    width: of the terminal, `None` to ask it.
     """
 
-    def __init__(self, stream: TextIO, width: int | None = None) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._console = Console(
             file=cast(TextIO, Output(stream)),  # rich asks no more of a file than what Output has
-            width=width,
             highlight=False,
             markup=False,  # what others print may hold brackets that mean nothing
             emoji=False,

@@ -174,8 +174,6 @@ class Log:
 class Records:
     """`metrics.jsonl` and TensorBoard's event file of a run folder.
 
-    seconds: how long the run had lasted before this session.
-
     What can't be written, as the disk is full, waits until it can; `state` and `close` raise the
     OSError if that is not yet so.
 
@@ -190,10 +188,10 @@ class Records:
     ('train', 5, 40, 0.25)
     """
 
-    def __init__(self, folder: Path, seconds: float = 0.0) -> None:
+    def __init__(self, folder: Path) -> None:
         self._rows = JsonLines(folder / "metrics.jsonl")
         self._events = EventFile(folder)
-        self._before, self._begun = seconds, time.monotonic()
+        self._before, self._begun = 0.0, time.monotonic()
         self._waiting: deque[Callable[[], object]] = deque()  # writes, in their order
 
     @property

@@ -21,7 +21,7 @@ from raffia.functional.gradients import clip_by_global_norm, global_norm, value_
 from raffia.functional.optim import adamw, sgd, step_decay, warmup
 from raffia.functional.seeds import derive_seed
 from raffia.functional.trees import is_traced
-from raffia.tensordict.keys import dotted
+from raffia.learner import module_names, module_tree
 from raffia.tensordict.tensordict import TensorDict
 
 # Weights of the terms of the loss, which may differ between members of a population.
@@ -94,7 +94,8 @@ class EfficientZeroLearner:
     def state_of(self, model: LatentModel) -> TensorDict:
         """The state before the first update, with the weights of a model of `make_model`."""
         weights = TensorDict(
-            params=_nested(model.named_parameters()), buffers=_nested(model.named_buffers())
+            params=module_tree(model.named_parameters()),
+            buffers=module_tree(model.named_buffers()),
         )
         return TensorDict(
             params=weights["params"],
@@ -117,7 +118,7 @@ class EfficientZeroLearner:
 
         def loss(params: TensorDict) -> tuple[Tensor, tuple[dict[str, Tensor], TensorDict]]:
             buffers = state["buffers"].clone()  # BatchNorm writes into them
-            named = _named(params) | _named(buffers)
+            named = module_names("model", params) | module_names("model", buffers)
             value, metrics = functional_call(self._loss, named, (batch, state["hyper"]))
             return value, (metrics, buffers)
 
@@ -202,16 +203,3 @@ def _hyper(config: EfficientZeroConfig) -> TensorDict:
     numbers |= {name: getattr(config.loss, name) for name in WEIGHTS}
     numbers |= acting_numbers(config)
     return TensorDict({name: torch.tensor(number) for name, number in numbers.items()})
-
-
-def _nested(named: Iterator[tuple[str, Tensor]]) -> TensorDict:
-    """Tensors of a module by the names of its layers."""
-    tree = TensorDict()
-    for name, tensor in named:
-        tree.set(tuple(name.split(".")), tensor.detach())
-    return tree
-
-
-def _named(tree: TensorDict) -> dict[str, Tensor]:
-    """Tensors by name from a tree of layers, for the `EfficientZeroLoss` around the networks."""
-    return {f"model.{dotted(key)}": tensor for key, tensor in tree.items(True, True)}

@@ -20,8 +20,8 @@ from raffia.functional.gradients import clip_by_global_norm, global_norm, value_
 from raffia.functional.optim import adamw, cosine_decay, linear, warmup
 from raffia.functional.seeds import derive_seed
 from raffia.functional.trees import is_traced
+from raffia.learner import module_names, module_tree
 from raffia.nn.params import update_target
-from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 ModelFactory = Callable[[], ILQLModel]
@@ -110,7 +110,7 @@ class ILQLLearner:
         >>> int(learner.state_of(learner.make_model(0))["step"])
         0
         """
-        state = networks_state(model, model, without=_dotted("", self._fixed).keys())
+        state = networks_state(model, model, without=module_names("", self._fixed).keys())
         state["target"] = _subset(state["target"], self._target_names)
         state = state.clone()
         state["opt"] = TensorDict(
@@ -270,9 +270,9 @@ def networks_state(
     learns = {name for name, p in named.items() if p.requires_grad}
     fixed = [(n, p) for n, p in named.items() if n not in learns and f".{n}" not in without]
     return TensorDict(
-        params=_nested([(name, p) for name, p in named.items() if name in learns]),
-        buffers=_nested([*fixed, *model.named_buffers()]),
-        target=_nested([(n, p) for n, p in target.named_parameters() if n in learns]),
+        params=module_tree([(name, p) for name, p in named.items() if name in learns]),
+        buffers=module_tree([*fixed, *model.named_buffers()]),
+        target=module_tree([(n, p) for n, p in target.named_parameters() if n in learns]),
     )
 
 
@@ -321,8 +321,8 @@ def named_tensors(
     """
     named: dict[str, Tensor] = {}
     for same in both:
-        named |= _dotted("model", same) | _dotted("target", _subset(same, slow))
-    return named | _dotted("model", params) | _dotted("target", target)
+        named |= module_names("model", same) | module_names("target", _subset(same, slow))
+    return named | module_names("model", params) | module_names("target", target)
 
 
 def _subset(tree: TensorDict, names: Iterable[str]) -> TensorDict:
@@ -348,13 +348,3 @@ def _rates(model: nn.Module) -> Iterator[float]:
             yield layer.p
         named = vars(layer).items()
         yield from (value for name, value in named if "drop" in name and type(value) is float)
-
-
-def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
-    """A module's tensors by the names of its layers."""
-    return TensorDict({name: tensor.detach() for name, tensor in named}).unflatten_keys(".")
-
-
-def _dotted(prefix: str, tree: TensorDict) -> dict[str, Tensor]:
-    """Tensors of a tree by dotted names, for the module that `Loss` wraps around the networks."""
-    return {f"{prefix}.{dotted(key)}": tensor for key, tensor in tree.items(True, True)}

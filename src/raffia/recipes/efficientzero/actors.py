@@ -247,7 +247,7 @@ class ActorRole(PlannerRole):
     See `raffia.train.rollouts.ActorRollouts`.
 
     >>> from raffia.recipes.efficientzero.presets import PRESETS
-    >>> role = ActorRole(actor_config(PRESETS["smoke"]), 0)
+    >>> role = ActorRole(process_config(PRESETS["smoke"]), 0)
     >>> task = TensorDict(num_env_steps=torch.tensor(0), version=torch.tensor(0))
     >>> role.do(task, None)["steps"].batch_size
     torch.Size([1, 4])
@@ -290,15 +290,15 @@ class ActorRole(PlannerRole):
         self.env.close()
 
 
-def actor_config(run: EfficientZeroRun) -> str:
+def process_config(run: EfficientZeroRun) -> str:
     """The JSON config that workers, and processes which share batches, are made from."""
     return json.dumps({"run": to_json(run)})
 
 
 def configured_run(config: str) -> EfficientZeroRun:
-    """The run that `actor_config` wrote.
+    """The run that `process_config` wrote.
 
-    >>> configured_run(actor_config(EfficientZeroRun(seed=3))).seed
+    >>> configured_run(process_config(EfficientZeroRun(seed=3))).seed
     3
     """
     return from_json(EfficientZeroRun, json.loads(config)["run"])

@@ -194,10 +194,10 @@ class EvaluateRole(PlannerRole):
 
     >>> from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
     >>> from raffia.recipes.efficientzero.actors import (
-    ...     acting_weights, actor_config, make_networks)
+    ...     acting_weights, process_config, make_networks)
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> run = PRESETS["smoke"]
-    >>> role = EvaluateRole(actor_config(run), 0)
+    >>> role = EvaluateRole(process_config(run), 0)
     >>> weights = acting_weights(make_networks(run, role.evaluator.env.spec).init(0))
     >>> answer = role.do(TensorDict(count=torch.tensor(0)), weights)
     >>> len(episodes_of(answer).returns) == run.evaluate.num_episodes

@@ -89,9 +89,9 @@ def reanalyze_weights(state: TensorDict) -> TensorDict:
 class ReanalyzeRole(PlannerRole):
     """Makes a batch for each task; see `raffia.train.ahead.BatchesAhead`.
 
-    >>> from raffia.recipes.efficientzero.actors import actor_config
+    >>> from raffia.recipes.efficientzero.actors import process_config
     >>> from raffia.recipes.efficientzero.presets import PRESETS
-    >>> role = ReanalyzeRole(actor_config(PRESETS["smoke"]), 0)
+    >>> role = ReanalyzeRole(process_config(PRESETS["smoke"]), 0)
     >>> role.planner.spec.action.n
     2
     """

@@ -14,15 +14,15 @@ from raffia.learner import Learner
 from raffia.recipes import workers
 from raffia.recipes.efficientzero.actors import (
     accelerated_by,
-    actor_config,
     configured_run,
     make_networks,
+    process_config,
     spec_of,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.members import MembersRole
 from raffia.recipes.running import threads
-from raffia.recipes.workers import RunWorkers, kinds_elsewhere, where
+from raffia.recipes.workers import RunWorkers, where, workers_config
 from raffia.train.ahead import holds
 
 ROLES = {
@@ -45,7 +45,7 @@ def make_workers(
     >>> workers.pool("evaluators").num_workers
     1
     """
-    others = kinds_elsewhere(config, [*ROLES])
+    others = [kind for kind in ROLES if workers_config(config, kind).play_elsewhere]
     others += ["learners"] if config.learners.num > 1 else []
     if others and not from_config:
         raise ValueError(
@@ -53,7 +53,7 @@ def make_workers(
             f"{others[0]} are built from the config alone. Register the environment with "
             f"Gymnasium and name it in env.id, or leave {others[0]}.* as they are"
         )
-    return RunWorkers(config, ROLES, actor_config(config), message)
+    return RunWorkers(config, ROLES, process_config(config), message)
 
 
 def describe_workers(run: EfficientZeroRun) -> list[str]:
@@ -97,9 +97,9 @@ def make_learner(config: str, index: int) -> Learner:
 
     config: JSON of the run.
 
-    >>> from raffia.recipes.efficientzero.actors import actor_config
+    >>> from raffia.recipes.efficientzero.actors import process_config
     >>> from raffia.recipes.efficientzero.presets import PRESETS
-    >>> int(make_learner(actor_config(PRESETS["smoke"]), 0).init(0)["step"])
+    >>> int(make_learner(process_config(PRESETS["smoke"]), 0).init(0)["step"])
     0
     """
     run = configured_run(config)
@@ -113,11 +113,11 @@ def make_members(config: str, index: int) -> MembersRole:
     config: as of `make_learner`.
 
     >>> from dataclasses import replace
-    >>> from raffia.recipes.efficientzero.actors import actor_config
+    >>> from raffia.recipes.efficientzero.actors import process_config
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> from raffia.recipes.population_config import PopulationConfig
     >>> run = replace(PRESETS["smoke"], population=PopulationConfig(size=4, workers=2))
-    >>> make_members(actor_config(run), 0).learner.size
+    >>> make_members(process_config(run), 0).learner.size
     2
     """
     run = configured_run(config)

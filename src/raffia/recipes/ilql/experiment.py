@@ -297,8 +297,8 @@ def make_learner(config: str, index: int) -> Learner:
     config: JSON of the run, and of the folder where what its language model keeps is read.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
-    >>> settings = {"run": to_json(ILQL_PRESETS["ilql-smoke"]), "folder": "nowhere"}
-    >>> int(make_learner(json.dumps(settings), 0).init(0)["step"])
+    >>> settings = process_config(ILQL_PRESETS["ilql-smoke"], Path("nowhere"))
+    >>> int(make_learner(settings, 0).init(0)["step"])
     0
     """
     settings = json.loads(config)

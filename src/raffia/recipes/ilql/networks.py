@@ -28,6 +28,7 @@ from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.files import DamagedFileError
 from raffia.files.folder import load_folder, write_folder
 from raffia.functional.seeds import derive_seed
+from raffia.learner import module_tree
 from raffia.lm.data.utterances import Observation
 from raffia.lm.folder import gpt2_settings, load_gpt2, read_config, weight_files
 from raffia.lm.hf_models import hf_sizes
@@ -162,10 +163,8 @@ def write_model_files(config: ILQLRun, folder: Path) -> None:
         architecture = read_config(Path(config.language_model))
         files[ARCHITECTURE] = json.dumps(architecture, indent=2).encode()
     if config.lora.rank:
-        fixed = TensorDict()
-        for name, parameter in Making(config, architecture).first().named_parameters():
-            if not parameter.requires_grad:
-                fixed.set(tuple(name.split(".")), parameter.detach())
+        named = Making(config, architecture).first().named_parameters()
+        fixed = module_tree((name, p) for name, p in named if not p.requires_grad)
         files[FIXED] = lambda path: fixed.save(path)
     write_folder(folder / LANGUAGE_MODEL, KIND, VERSION, files)
 
