@@ -208,6 +208,7 @@ def test_a_failed_run_does_not_end_the_others(tmp_path, capsys):
         assert main(sweep_args(out, *args)) == 1
         output = capsys.readouterr().out
         assert "1 finished, 1 failed" in output and ("not finite" in output or more)
+        assert "The run failed after update" in output or more  # a note of the error
         assert len(read_manifest(out).errors) == 1
         assert main(["report", str(out)]) == 0
         assert failed in (out / "report.html").read_text()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from raffia.hints import error_text
 from raffia.recipes.algorithm import Algorithm, find_algorithm
 from raffia.recipes.run_folder import CONFIG, read_run
 from raffia.recipes.running import resume_run, train_run
@@ -99,7 +100,7 @@ def train_one(
                 algorithm, config, folder, view=view, preset=manifest.preset, stop=stop
             )
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
+        text = error_text(error)
         return {"reason": "failed", "error": text, "signal": "", "messages": view.messages}
     return {"reason": result.reason, "signal": result.signal, "messages": view.messages}
 
