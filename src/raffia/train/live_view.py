@@ -117,9 +117,8 @@ class StatusPanel:
     ╭─ a run ──────────────────────────────────╮
     │ ━━━━━━━                       25 %  0:00 │
     │                                          │
-    │ env steps       0                        │
-    │ updates     1 / 4                        │
-    │ simulations                              │
+    │ env steps     0                          │
+    │ updates   1 / 4                          │
     │ latest return 9                          │
     │ evaluated     -                          │
     │ best          -                          │
@@ -177,15 +176,14 @@ class StatusPanel:
 
     def _counts(self, wide: bool) -> Table:
         status = self._status
-        updates = progress(status.update, status.num_updates)
-        rows = [("updates", updates, _per_second(status.updates_per_second))]
+        rows = []
         if status.env_step is not None:
             steps = progress(status.env_step, status.num_env_steps or 0)
-            rows = [
-                ("env steps", steps, _per_second(status.env_steps_per_second)),
-                *rows,
-                ("simulations", "", _per_second(status.simulations_per_second)),
-            ]
+            rows.append(("env steps", steps, _per_second(status.env_steps_per_second)))
+        updates = progress(status.update, status.num_updates)
+        rows.append(("updates", updates, _per_second(status.updates_per_second)))
+        if status.simulations_per_second is not None:
+            rows.append(("simulations", "", _per_second(status.simulations_per_second)))
         return _columns(rows, wide)
 
     def _returns(self, wide: bool) -> Table:

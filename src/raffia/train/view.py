@@ -148,14 +148,14 @@ def plain_parts(status: Status) -> list[str]:
 def worker_parts(status: Status) -> list[str]:
     """The parts of a line that describe workers; empty for a run without any.
 
-    >>> worker_parts(Status(waiting=0.125, staleness=8.0, worker_restarts=1))
-    ['12 % waiting for workers', '8 updates stale', '1 restart']
+    >>> worker_parts(Status(waiting=0.125, staleness=1.0, worker_restarts=1))
+    ['12 % waiting for workers', '1 update stale', '1 restart']
     """
     if status.waiting is None:
         return []
     parts = [f"{percent(status.waiting)} waiting for workers"]
     if status.staleness is not None:
-        parts.append(f"{status.staleness:,.0f} updates stale")
+        parts.append(f"{plural(round(status.staleness), 'update')} stale")
     if num := status.worker_restarts:
         parts.append(plural(num, "restart"))
     return parts
@@ -206,13 +206,13 @@ def score(value: float | None) -> str:
     return f"{value:,.1f}".removesuffix(".0")
 
 
-def rate(value: float | None) -> str:
+def rate(value: float) -> str:
     """A number per second.
 
-    >>> rate(1234.5), rate(2.345), rate(None)
-    ('1,234', '2.3', '-')
+    >>> rate(1234.5), rate(2.345)
+    ('1,234', '2.3')
     """
-    return "-" if value is None else f"{value:,.1f}" if abs(value) < 10 else f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) < 10 else f"{value:,.0f}"
 
 
 def label(name: str) -> str:
