@@ -3,20 +3,23 @@
 Processes that are forked while a thread uses a buffer or a map can use it too: test_forking.py.
 """
 
+import contextlib
 import copy
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
 from raffia import TensorDict
+from raffia.data.map import TensorDictMap
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import SamplerWithoutReplacement
 from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.storage import TensorStorage
+from raffia.data.storage import Storage, TensorStorage
 from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 
 
@@ -78,6 +81,47 @@ def test_a_copy_continues_the_same_and_shares_nothing(make, copied, prefetch):
     expected = history(same)
     for found in (history(other), history(buffer)):  # the first does not change the second
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@contextlib.contextmanager
+def write_during_copy(monkeypatch, write):
+    """Another thread writes after the rows of a storage were copied, and before all else is."""
+    state_of, writers = Storage.__getstate__, []
+
+    def state_then_write(storage):
+        state = state_of(storage)
+        if not writers:
+            writers.append(threading.Thread(target=write))
+            writers[0].start()
+            writers[0].join(0.05)
+        return state
+
+    monkeypatch.setattr(Storage, "__getstate__", state_then_write)
+    yield
+    writers[0].join()
+    monkeypatch.undo()
+
+
+@MADE
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_is_of_one_moment(make, copied, monkeypatch):
+    buffer, same = (filled(make) for _ in range(2))
+    with write_during_copy(monkeypatch, lambda: buffer.extend(items(14, 7))):
+        other = copied(buffer)
+    assert buffer.storage.total == other.storage.total + 7
+    assert all(torch.equal(a, b) for a, b in zip(history(same), history(other), strict=True))
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_of_a_map_is_of_one_moment(copied, monkeypatch):
+    pairs = TensorDictMap(in_keys=["obs"], out_keys=["half"])
+    pairs[items(0, 3)] = items(0, 3)
+    with write_during_copy(monkeypatch, lambda: pairs.update(items(3, 3), items(3, 3))):
+        other = copied(pairs)
+    assert (len(pairs), len(other), len(other.storage)) == (6, 3, 3)
+    twin = copy.copy(pairs)  # the same map, of which a program may set other functions
+    twin[items(6, 1)] = items(6, 1)
+    assert len(pairs) == 7
 
 
 WORKER = """

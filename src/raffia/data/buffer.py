@@ -1,18 +1,17 @@
 """`Buffer`: what all replay buffers have in common, and the checks of their options."""
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from raffia.data.prefetch import Prefetcher
-from raffia.data.processes import survives_fork
+from raffia.data.processes import Locked
 from raffia.data.storage import Storage
 from raffia.hints import check_count
 
 
-class Buffer:
+class Buffer(Locked):
     """The base of replay buffers: a lock, a generator, and perhaps batches drawn ahead.
 
     >>> from raffia.data.replay import ReplayBuffer
@@ -22,13 +21,11 @@ class Buffer:
     """
 
     _maker: Any  # makes the batches; has the generator
-    _lock: threading.RLock
     _ahead: Prefetcher[Any, Any] | None
 
     def _start(self, prefetch: int) -> None:
         """Make the lock, and the thread that draws batches ahead, of a buffer that has a maker."""
-        self._lock = threading.RLock()
-        survives_fork(self)
+        self._make_lock()
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
 
     def __bool__(self) -> bool:
@@ -60,14 +57,9 @@ class Buffer:
             self._before_change()
             self._maker.generator = generator
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The state without the lock and the thread: a pickled buffer is a copy with new ones."""
-        with self._lock:  # the generator is where it stands without batches drawn ahead
-            self._before_change()
-            state = dict(self.__dict__)
-        del state["_lock"]
-        state["_ahead"] = 0 if self._ahead is None else self._ahead.depth
-        return state
+    def _copied(self) -> dict[str, Any]:
+        self._before_change()  # the generator is where it stands without batches drawn ahead
+        return {**super()._copied(), "_ahead": 0 if self._ahead is None else self._ahead.depth}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

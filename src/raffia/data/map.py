@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
@@ -26,7 +25,7 @@ from raffia.data.map_values import (
 )
 from raffia.data.map_values import TensorMap as TensorMap
 from raffia.data.map_values import UnknownRowError as UnknownRowError
-from raffia.data.processes import survives_fork
+from raffia.data.processes import Locked
 from raffia.data.query import QueryModule
 from raffia.data.row_index import RowGroups, groups
 from raffia.data.rows import RowLayout, packed, row_layout, unpacked, words_of
@@ -49,7 +48,7 @@ WriteFn = Callable[..., Any]  # write(new) for keys without a value, write(new, 
 Value = TypeVar("Value", default=TensorDict)  # what is read: `TensorDictMap[Step]`
 
 
-class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
+class TensorDictMap(Locked, TensorDictModuleBase, TensorMap[Any, Value]):
     """A dictionary whose keys are the content of some entries and whose values are other entries.
 
     All operations take a batch of rows of any batch shape, and none goes row by row. Rows are found
@@ -119,8 +118,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         self._layouts: list[RowLayout] | None = None  # of the keys, from the first write on
         self._table = HashTable(device=self.device)
         self._lru = LRUOrder(self.device)
-        self._lock = threading.RLock()
-        survives_fork(self)
+        self._make_lock()
 
     @classmethod
     def from_tensordict_pair(
@@ -745,13 +743,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         except (ValueError, KeyError) as error:
             error_msgs.append(f"{prefix or 'the map'}: {error}")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lock = threading.RLock()
-        survives_fork(self)
+    def _borrowed(self) -> list[Any]:
+        return [self.collate_fn, self.write_fn, self.query_module]
 
     def __repr__(self) -> str:
         limit = "" if self.max_size is None else f" of {self.max_size}"

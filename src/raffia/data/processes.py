@@ -5,14 +5,15 @@ the other process, whose state would not tell: `by_value` sends their bytes.
 
 A child of `os.fork`, as a worker that loads data, has no other thread than the one that forked, so
 a lock that another thread held would never be free there. The thread that forks takes all locks
-first, and both processes give them back: `survives_fork`.
+first, and both processes give them back.
 """
 
+import copy
 import os
 import threading
 import time
 import weakref
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -100,28 +101,61 @@ _registering = threading.Lock()
 _registered = False
 
 
-class HasLock(Protocol):
-    """An object guarded by its own `_lock`."""
+class Locked:
+    """The base of what a lock guards: copies are of one moment, whatever other threads do.
+
+    `copy.copy` shares everything, the lock too; `copy.deepcopy` and pickle give a copy apart. The
+    lock is free in a child that is forked.
+
+    >>> class Counter(Locked):
+    ...     def __init__(self):
+    ...         self.counts = [1, 2]
+    ...         self._make_lock()
+    >>> counter = Counter()
+    >>> copy.deepcopy(counter).counts is counter.counts, copy.copy(counter).counts is counter.counts
+    (False, True)
+    """
 
     _lock: Any
 
+    def _make_lock(self) -> None:
+        global _registered
+        self._lock = threading.RLock()
+        with _registering:
+            _owners.add(self)
+            if not _registered:
+                os.register_at_fork(before=_take, after_in_parent=_give, after_in_child=_renew)
+                _registered = True
 
-def survives_fork(owner: HasLock) -> None:
-    """See to it that the lock of this object is free in a child that is forked.
+    def _copied(self) -> dict[str, Any]:
+        """The fields that a copy gets, without the lock; called under it."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
-    >>> from raffia.data.processes import survives_fork
-    >>> class Counter:
-    ...     def __init__(self):
-    ...         self._lock = threading.Lock()
-    ...         survives_fork(self)
-    >>> counter = Counter()
-    """
-    global _registered
-    with _registering:
-        _owners.add(owner)
-        if not _registered:
-            os.register_at_fork(before=_take, after_in_parent=_give, after_in_child=_renew)
-            _registered = True
+    def _borrowed(self) -> list[Any]:
+        """Functions of the user, which may hold this object, and which a lock does not guard."""
+        return []
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        with _registering:
+            _owners.add(twin)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = memo[id(self)] = type(self).__new__(type(self))
+        with self._lock:
+            state = copy.deepcopy(self._copied(), memo)
+        new.__setstate__(state)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:  # others change what pickle comes to after this
+            return copy.deepcopy(self._copied(), {id(one): one for one in self._borrowed()})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_lock()
 
 
 def _take() -> None:

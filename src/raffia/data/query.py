@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raffia.data.hash import SipHash
-from raffia.data.processes import survives_fork
+from raffia.data.processes import Locked
 from raffia.data.rows import packed, row_layout
 from raffia.data.siphash import siphash
 from raffia.data.table import CapacityError, HashTable
@@ -265,7 +264,7 @@ def _checked(hashes: Any, num_rows: int, hasher: Any, what: str) -> Tensor:
     return hashes.to(torch.int64)
 
 
-class HashToInt(nn.Module):
+class HashToInt(Locked, nn.Module):
     """A module that maps each new hash to the next index: 0, 1, 2, ... by first appearance.
 
     The table of the hashes is not a parameter but part of the `state_dict` all the same: one int64
@@ -292,8 +291,7 @@ class HashToInt(nn.Module):
             )
         self.max_size = max_size
         self._table = HashTable()
-        self._lock = threading.Lock()
-        survives_fork(self)
+        self._make_lock()
 
     def forward(
         self, key: Tensor, extend: bool = False, *, content: Tensor | None = None
@@ -393,22 +391,6 @@ class HashToInt(nn.Module):
                 "first"
             )
         self._table = HashTable(words=words)
-
-    def __copy__(self) -> Self:
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__)  # with the lock: the table is shared, so it is as well
-        return twin
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            state = {**self.__dict__, "_table": copy.copy(self._table)}
-        del state["_lock"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._lock = threading.Lock()
-        survives_fork(self)
 
 
 def _hashes(key: Tensor) -> Tensor:

@@ -138,6 +138,9 @@ class ReplayBuffer(Buffer, Generic[Items]):
         if live:
             sampler.added(live)
 
+    def _borrowed(self) -> list[Any]:
+        return [self.transform, self._maker.collate_fn]
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.sampler.lock = self._lock

@@ -202,13 +202,13 @@ class SegmentReplayBuffer(SegmentSteps):
         self._feeds: list[RowFeed] = []
         self._start(prefetch)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def _copied(self) -> dict[str, Any]:
         if not isinstance(self.storage, TensorStorage):
             raise TypeError(
                 "a segment buffer on disk cannot be sent to another process or copied, because "
                 "only this process knows which rows belong together. Send batches instead"
             )
-        return super().__getstate__() | {"_last": (None, None)}
+        return super()._copied() | {"_last": (None, None)}
 
     def __repr__(self) -> str:
         return (
