@@ -96,9 +96,11 @@ def missing(tensors: dict[str, Tensor]) -> list[str]:
 def _meta(tensors: dict[str, Tensor]) -> dict[str, Any]:
     try:
         meta = json.loads(tensor_to_bytes(tensors["meta"]))
-        assert {*meta} >= {"in_keys", "layouts", "values", "num_values", "out_keys", "keeps_some"}
-    except (ValueError, TypeError, AssertionError) as error:
+        lacks = {"in_keys", "layouts", "values", "num_values", "out_keys", "keeps_some"} - {*meta}
+    except (ValueError, TypeError) as error:
         raise ValueError(f"meta is not in the format of a map: {error}") from error
+    if lacks:
+        raise ValueError(f"meta is not in the format of a map: it lacks {sorted(lacks)}")
     return meta
 
 

@@ -57,6 +57,8 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
     >>> from raffia.distributed.engine import InlineEngine
     >>> check_engine(InlineEngine)
     """
+    if not __debug__:
+        raise RuntimeError("check_engine checks by assert, which python -O leaves out: run without")
     before, during = processes_below(), dict[int, str]()
     engine = make()
     try:

@@ -85,12 +85,11 @@ def report_of(
     first: Sequence[Callable[[Subject], str]],
     others: Sequence[Callable[[Subject], str]],
 ) -> Report:
-    """The results of checks, whose docstrings are their names; after one of `first` fails, no more.
+    """The results of checks, named like their functions; after one of `first` fails, no more.
 
-    >>> def spec(subject):
-    ...     "spec"
+    >>> def _check_spec(subject):
     ...     raise ContractError(f"{subject} has none", "give it one")
-    >>> print(report_of("mine", "it", [spec], [lambda subject: "never called"]))
+    >>> print(report_of("mine", "it", [_check_spec], [lambda subject: "never called"]))
     mine does not keep the contract
     fails  spec: it has none
            to fix it: give it one
@@ -104,7 +103,7 @@ def report_of(
 
 
 def _finding(check: Callable[[Subject], str], subject: Subject) -> Finding:
-    name = check.__doc__ or ""
+    name = check.__name__.removeprefix("_check_").replace("_", " ")
     try:
         return Finding(name, "ok", check(subject))
     except ContractNote as noted:
@@ -179,7 +178,6 @@ class EnvUnderTest:
 
 
 def _check_spec(subject: EnvUnderTest) -> str:
-    """spec"""
     kind = BatchEnv if subject.is_batch else Env
     names = ("spec", "num_envs") if subject.is_batch else ("spec",)
     methods = ("reset", "step", "render", "close")
@@ -206,7 +204,6 @@ def _check_spec(subject: EnvUnderTest) -> str:
 
 
 def _check_reset(subject: EnvUnderTest) -> str:
-    """reset"""
     batch = subject.batch
     state = batch.reset(torch.arange(batch.num_envs) + subject.seed)
     play.require_entries(state, subject.spec, subject.spec.state_keys, batch.num_envs)
@@ -214,7 +211,6 @@ def _check_reset(subject: EnvUnderTest) -> str:
 
 
 def _check_step(subject: EnvUnderTest) -> str:
-    """step"""
     for moment in play.moments(subject.batch, subject.seed, subject.num_steps):
         keys = subject.spec.step_keys if moment.is_step else subject.spec.state_keys
         play.require_entries(moment.outputs, subject.spec, keys, len(moment.rows))
@@ -224,7 +220,6 @@ def _check_step(subject: EnvUnderTest) -> str:
 
 
 def _check_numbers(subject: EnvUnderTest) -> str:
-    """numbers"""
     for moment in subject.moments:
         for key in ("observation", "reward"):
             value = moment.outputs.get(key, None)
@@ -236,7 +231,6 @@ def _check_numbers(subject: EnvUnderTest) -> str:
 
 
 def _check_pictures(subject: EnvUnderTest) -> str:
-    """pictures"""
     if len(subject.spec.observation_shape) != 3:
         return "none are observed"
     most = max(float(moment.outputs["observation"].max()) for moment in subject.moments)
@@ -252,8 +246,7 @@ def _check_pictures(subject: EnvUnderTest) -> str:
     return f"numbers up to {most:g}"
 
 
-def _check_masks(subject: EnvUnderTest) -> str:
-    """legal actions"""
+def _check_legal_actions(subject: EnvUnderTest) -> str:
     if not subject.spec.masked:
         return "all are legal, always"
     for moment in subject.moments:
@@ -267,7 +260,6 @@ def _check_masks(subject: EnvUnderTest) -> str:
 
 
 def _check_players(subject: EnvUnderTest) -> str:
-    """players"""
     if subject.spec.num_players == 1:
         return "one"
     for moment in subject.moments:
@@ -284,7 +276,6 @@ def _check_players(subject: EnvUnderTest) -> str:
 
 
 def _check_ends(subject: EnvUnderTest) -> str:
-    """ends"""
     num_ended = 0
     for moment in subject.moments:
         if not moment.is_step:
@@ -304,7 +295,6 @@ def _check_ends(subject: EnvUnderTest) -> str:
 
 
 def _check_ended_rows(subject: EnvUnderTest) -> str:
-    """ended rows"""
     if not subject.is_batch:
         return "a SerialBatch does this"
     last = play.first_end(subject.moments)
@@ -330,8 +320,7 @@ def _check_ended_rows(subject: EnvUnderTest) -> str:
     )
 
 
-def _check_repeats(subject: EnvUnderTest) -> str:
-    """seeds repeat"""
+def _check_seeds_repeat(subject: EnvUnderTest) -> str:
     batch, seed, steps = subject.batch, subject.seed, subject.num_steps
     once = play.episode(batch, 0, seed, steps)
     play.episode(batch, 0, seed + 1, steps)
@@ -346,7 +335,6 @@ def _check_repeats(subject: EnvUnderTest) -> str:
 
 
 def _check_fast_forward(subject: EnvUnderTest) -> str:
-    """fast forward"""
     batch = subject.twin
     if not isinstance(batch, FastForwardBatch):
         return "not offered"
@@ -369,8 +357,7 @@ def _check_fast_forward(subject: EnvUnderTest) -> str:
     return "leads to where the steps do"
 
 
-def _check_differs(subject: EnvUnderTest) -> str:
-    """seeds differ"""
+def _check_seeds_differ(subject: EnvUnderTest) -> str:
     seeds = [subject.seed + number for number in range(8)]
     played = [play.episode(subject.batch, 0, seed, 20, draw=0) for seed in seeds]
     if all(play.difference(played[0], other) is None for other in played[1:]):
@@ -381,7 +368,6 @@ def _check_differs(subject: EnvUnderTest) -> str:
 
 
 def _check_rows(subject: EnvUnderTest) -> str:
-    """rows"""
     batch, steps = subject.batch, subject.num_steps
     last = subject.last_row
     if not last:
@@ -400,7 +386,6 @@ def _check_rows(subject: EnvUnderTest) -> str:
 
 
 def _check_memory(subject: EnvUnderTest) -> str:
-    """memory"""
     batch, row = subject.batch, torch.tensor([0])
     state = batch.reset(torch.tensor([subject.seed]), row)
     given: list[TensorDict] = [state]
@@ -421,7 +406,6 @@ def _check_memory(subject: EnvUnderTest) -> str:
 
 
 def _check_render(subject: EnvUnderTest) -> str:
-    """render"""
     picture: Tensor | None = subject.batch.render(0)
     if picture is None:
         return "no picture"
@@ -439,13 +423,13 @@ FIRST: tuple[Check, ...] = (_check_spec, _check_reset, _check_step)
 CHECKS: tuple[Check, ...] = (
     _check_numbers,
     _check_pictures,
-    _check_masks,
+    _check_legal_actions,
     _check_players,
     _check_ends,
     _check_ended_rows,
-    _check_repeats,
+    _check_seeds_repeat,
     _check_fast_forward,
-    _check_differs,
+    _check_seeds_differ,
     _check_rows,
     _check_memory,
     _check_render,

@@ -114,14 +114,12 @@ def _snapshot(observation: Language_Observation) -> Snapshot:
 
 
 def _check_steps(subject: Subject) -> str:
-    """steps"""
     for seed in subject.seeds:
         subject.dialogues.append(subject.play(subject.env, seed))
     return f"{len(list(subject.pairs()))} in {len(subject.dialogues)} dialogues"
 
 
 def _check_utterances(subject: Subject) -> str:
-    """utterances"""
     for dialogue in subject.dialogues:
         for step in dialogue:
             utterances, terminal, _ = step.snapshot
@@ -139,7 +137,6 @@ def _check_utterances(subject: Subject) -> str:
 
 
 def _check_growth(subject: Subject) -> str:
-    """growth"""
     for last, step in subject.pairs():
         before, after = last.snapshot[0], step.snapshot[0]
         if after[: len(before)] != before:
@@ -161,7 +158,6 @@ def _check_growth(subject: Subject) -> str:
 
 
 def _check_rewards(subject: Subject) -> str:
-    """rewards"""
     for _, step in subject.pairs():
         own = [reward for _, reward in step.snapshot[0] if reward is not None][-1]
         if own != step.reward:
@@ -174,7 +170,6 @@ def _check_rewards(subject: Subject) -> str:
 
 
 def _check_ends(subject: Subject) -> str:
-    """ends"""
     for _, step in subject.pairs():
         terminal = step.snapshot[1]
         if not bool(step.done) == step.over == terminal:
@@ -192,8 +187,7 @@ def _check_ends(subject: Subject) -> str:
     return f"{num_ended} dialogues ended"
 
 
-def _check_after_end(subject: Subject) -> str:
-    """after the end"""
+def _check_after_the_end(subject: Subject) -> str:
     dialogue = subject.play(subject.env, subject.seeds[0])
     if not subject.env.is_terminal():
         raise ContractNote("no dialogue ended, so nothing was checked", "raise max_steps")
@@ -213,8 +207,7 @@ def _check_after_end(subject: Subject) -> str:
     )
 
 
-def _check_repeats(subject: Subject) -> str:
-    """seeds repeat"""
+def _check_seeds_repeat(subject: Subject) -> str:
     for env, how in ((subject.env, "again"), (subject.make_env(), "in another environment")):
         for seed, dialogue in zip(subject.seeds, subject.dialogues, strict=True):
             again = subject.play(env, seed)
@@ -227,7 +220,6 @@ def _check_repeats(subject: Subject) -> str:
 
 
 def _check_memory(subject: Subject) -> str:
-    """memory"""
     for dialogue in subject.dialogues:
         if any(_snapshot(step.observation) != step.snapshot for step in dialogue):
             raise ContractError(
@@ -238,7 +230,6 @@ def _check_memory(subject: Subject) -> str:
 
 
 def _check_metadata(subject: Subject) -> str:
-    """metadata"""
     for dialogue in subject.dialogues:
         for step in dialogue:
             try:
@@ -252,7 +243,6 @@ def _check_metadata(subject: Subject) -> str:
 
 
 def _check_tokens(subject: Subject) -> str:
-    """tokens"""
     if subject.tokenizer is None:
         return "no tokenizer was given"
     for dialogue in subject.dialogues:
@@ -274,8 +264,8 @@ FIRST = (_check_steps, _check_utterances, _check_growth)
 CHECKS = (
     _check_rewards,
     _check_ends,
-    _check_after_end,
-    _check_repeats,
+    _check_after_the_end,
+    _check_seeds_repeat,
     _check_memory,
     _check_metadata,
     _check_tokens,
