@@ -123,7 +123,7 @@ class Locked:
         self._lock = threading.RLock()
         with _registering:
             _owners.add(self)
-            if not _registered:
+            if not _registered and hasattr(os, "register_at_fork"):  # Windows cannot fork
                 os.register_at_fork(before=_take, after_in_parent=_give, after_in_child=_renew)
                 _registered = True
 
