@@ -9,13 +9,16 @@ import torch
 from raffia.envs.batch import SerialBatch, TimeLimit
 from raffia.envs.board import Connect4, TicTacToe
 from raffia.envs.check import check_env
+from raffia.envs.check_play import moments
 from raffia.envs.config import EnvConfig
-from raffia.envs.env import BatchEnv
+from raffia.envs.env import BatchEnv, Box
 from raffia.envs.gym import GymEnv, gym_names
 from raffia.envs.make import env_factory, env_names, make_env, unknown
 from raffia.envs.minatar import GAMES
+from raffia.envs.opponents import RandomOpponent
 from raffia.envs.probe import PROBES, ValueProbe
 from raffia.envs.workers import WorkerBatch
+from raffia.tensordict import TensorDict
 
 GYMNASIUM = [  # of each kind of space one
     "Acrobot-v1",
@@ -46,6 +49,22 @@ def test_environments_keep_the_contract(name):
     elif name in GYMNASIUM:
         assert name in gym_names()
     check_env(MAKES[name], num_steps=40).require()
+
+
+@pytest.mark.parametrize("name", ["probe/delay", "tictactoe", "connect4", "atari/pong"])
+def test_the_default_dtype_of_torch_changes_no_output(name):
+    make = partial(make_env, EnvConfig(id=name, num_envs=2))
+    expected = [moment.outputs for moment in moments(make(), seed=0, num_steps=4)]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = [moment.outputs for moment in moments(make(), seed=0, num_steps=4)]
+        opponent = RandomOpponent(Box((-1.0,), (1.0,))).act(TensorDict(batch_size=[2]))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert {k: v.dtype for k, v in one.items()} == {k: v.dtype for k, v in other.items()}
+        assert (one == other).all()
+    assert opponent.dtype == torch.float32
 
 
 def test_names_are_listed_once_and_the_nearest_is_named():

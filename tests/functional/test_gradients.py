@@ -81,8 +81,9 @@ def test_a_number_that_depends_on_no_parameter():
         assert not grads["a"].any() and (value == 3).all()
 
 
-def test_in_no_grad():
-    with torch.no_grad():
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_in_modes_without_gradients(mode):
+    with mode():
         grads, _ = value_and_grad(loss, params_of(), X)
     assert_trees_close(grads, value_and_grad(loss, params_of(), X)[0])
 

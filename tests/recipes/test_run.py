@@ -110,6 +110,28 @@ def test_invalid_runs_are_refused_immediately_and_leave_no_folder(finished, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
+def test_a_run_is_the_same_within_torch_s_modes(finished, tmp_path):
+    with torch.inference_mode(), torch.autocast("cpu"):
+        train(short(), tmp_path / "run", view=Quiet())
+    assert same(state_of(tmp_path / "run"), state_of(finished))
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "value"),
+    [
+        (torch.set_default_dtype, torch.float32, torch.float64),
+        (torch.set_default_device, None, "meta"),
+    ],
+    ids=["dtype", "device"],
+)
+def test_other_default_tensors_are_refused(change, back, value, tmp_path):
+    change(value)
+    try:
+        refused(short(), tmp_path, f"torch makes tensors of .*{value}.* by default here")
+    finally:
+        change(back)
+
+
 def test_a_refused_config_does_not_change_the_run(finished, tmp_path):
     run, longer = tmp_path / "run", short(num_env_steps=180)
     shutil.copytree(finished, run)

@@ -120,10 +120,11 @@ class AtariEnv:
     def step(self, action: Tensor) -> TensorDict:
         """Act: the state after it, with reward, terminated and truncated, []."""
         reward, over, lost, late = self._act(int(action))
+        gained = float(np.sign(reward) if self.clip_reward else reward)
         frame = self._max_frame(self.config.frame_skip > 1)
         outputs = TensorDict(
             observation=self._shrunk(frame),
-            reward=torch.tensor(float(np.sign(reward) if self.clip_reward else reward)),
+            reward=torch.tensor(gained, dtype=torch.float32),
             terminated=torch.tensor(over or lost),
             truncated=torch.tensor(late and not lost),
         )

@@ -218,14 +218,15 @@ def one_action(spec: EnvSpec, outputs: TensorDict, draw: int = 0, number: int = 
     """
     generator = generator_for(draw, "check", number)
     if isinstance(spec.action, Box):
-        low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+        low, high = torch.tensor([spec.action.low, spec.action.high], dtype=torch.float32)
         if number < 2:  # the bounds themselves are legal
             return (low if number == 0 else high)[None]
-        return (low + (high - low) * torch.rand(len(low), generator=generator))[None]
-    weight = outputs["action_mask"][0].float() if spec.masked else torch.ones(spec.action.n)
-    if not weight.any():
+        drawn = torch.empty_like(low).uniform_(generator=generator)
+        return (low + (high - low) * drawn)[None]
+    legal = outputs["action_mask"][0] if spec.masked else torch.ones(spec.action.n).bool()
+    if not legal.any():
         raise ContractError("no action is legal", "allow at least one while an episode is running")
-    return torch.multinomial(weight, 1, generator=generator)
+    return torch.multinomial(legal.float(), 1, generator=generator)
 
 
 def moments(batch: BatchEnv, seed: int, num_steps: int) -> Iterator[PlayedMoment]:

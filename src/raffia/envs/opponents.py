@@ -65,10 +65,11 @@ class RandomOpponent:
     def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
         """A legal action for each state [n]; without a generator the first."""
         if isinstance(self.action, Box):
-            low, high = torch.tensor(self.action.low), torch.tensor(self.action.high)
-            drawn = torch.zeros(len(state), len(low))
+            bounds = [self.action.low, self.action.high]
+            low, high = torch.tensor(bounds, dtype=torch.float32)
+            drawn = torch.zeros(len(state), len(low), dtype=torch.float32)
             if generator is not None:
-                drawn = torch.rand(drawn.shape, generator=generator)
+                drawn.uniform_(generator=generator)
             return torch.lerp(low, high, drawn)
         if self.action is not None and "action_mask" not in state.keys():
             legal = torch.ones(len(state), self.action.n, dtype=torch.bool)

@@ -56,7 +56,7 @@ class _Probe:
     def reset(self, seed: int) -> TensorDict:
         """Start the episode of this seed and return its first state []."""
         self.observation = self.first(seed)
-        return TensorDict(observation=torch.tensor([self.observation]))
+        return TensorDict(observation=torch.tensor([self.observation], dtype=torch.float32))
 
     def step(self, action: Tensor) -> TensorDict:
         """Act: the state after it, with reward, terminated and truncated, []."""
@@ -64,8 +64,8 @@ class _Probe:
         ended = following is None
         self.observation = self.observation if following is None else following
         return TensorDict(
-            observation=torch.tensor([self.observation]),
-            reward=torch.tensor(reward),
+            observation=torch.tensor([self.observation], dtype=torch.float32),
+            reward=torch.tensor(reward, dtype=torch.float32),
             terminated=torch.tensor(ended),
             truncated=torch.tensor(False),
         )

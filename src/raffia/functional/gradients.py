@@ -25,9 +25,9 @@ def value_and_grad(
         structure; a parameter that the number does not depend on has zeros.
 
     Plain calls go through `torch.autograd.grad`; within `torch.vmap` or another transform of
-    `torch.func`, and in `torch.compile`, through `torch.func.grad_and_value`, which can be nested
-    but takes up to 1.5 times as long. Neither touches the `.grad` or the history of the parameters
-    given.
+    `torch.func`, in `torch.compile` and in `torch.inference_mode`, through
+    `torch.func.grad_and_value`, which can be nested but takes up to 1.5 times as long. Neither
+    touches the `.grad` or the history of the parameters given.
 
     >>> def loss(params, x):
     ...     error = params["weight"] * x - 1
@@ -37,7 +37,7 @@ def value_and_grad(
     >>> grads["weight"], grads["unused"], value, aux["error"]
     (tensor(32.), tensor([0., 0.]), tensor(26.), tensor([1., 5.]))
     """
-    if is_traced():
+    if is_traced() or torch.is_inference_mode_enabled():  # autograd records nothing there
         return torch.func.grad_and_value(fn, has_aux=True)(params, *args)
     leaves, structure = pytree.tree_flatten(params)
     if isinstance(params, torch.nn.Module):

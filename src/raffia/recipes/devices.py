@@ -48,6 +48,21 @@ def require_device(name: str, setting: str = "device") -> None:
         )
 
 
+def require_defaults() -> None:
+    """Raise RunError unless torch makes tensors by default as a run needs them.
+
+    >>> require_defaults()
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    if dtype != torch.float32 or device.type != "cpu":
+        raise RunError(
+            f"torch makes tensors of {dtype} on {device} by default here, and a run needs "
+            "torch.float32 on cpu: call torch.set_default_dtype(torch.float32) and "
+            "torch.set_default_device(None) first, outside of `with torch.device(...)`; the "
+            "settings device and precision say where and how the run computes"
+        )
+
+
 class CompiledLearner:
     """A learner with its gradients compiled by torch.compile."""
 

@@ -195,6 +195,7 @@ def _run_session(
         given_back(folder) if is_new else contextlib.nullcontext(),
         stop_on_signals() as signals,
         threads(config.num_threads) as is_exact,
+        _plain_arithmetic(),
         view or make_view() as shown,
     ):
         if unclaimed:
@@ -219,6 +220,17 @@ def _run_session(
                 if losses > config.engine.max_restarts:
                     raise
                 shown.message(f"{error}, which happens automatically")
+
+
+@contextlib.contextmanager
+def _plain_arithmetic() -> Iterator[None]:
+    """Gradients and precision as without the caller's `inference_mode`, `no_grad`, `autocast`."""
+    with contextlib.ExitStack() as entered:
+        entered.enter_context(torch.inference_mode(False))
+        entered.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            entered.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextlib.contextmanager
