@@ -90,13 +90,17 @@ def test_layer_norm(draw, width, relu):
 
 
 def test_gelu(draw):
-    x, out = 3 * draw(5, 20), torch.empty(5, 20)
+    x, added, out, sums = 3 * draw(5, 20), draw(5, 20), torch.empty(5, 20), torch.empty(5, 20)
     program = DenseProgram()
-    values = program.read("x", 20)
+    values, others = program.read("x", 20), program.read("x", 20)
     program.gelu(values)
     program.write(values, "out")
-    run(program, [], {"x": x, "out": out}, 5)
-    torch.testing.assert_close(out, nn.functional.gelu(x, approximate="tanh"))
+    program.gelu(others, added=program.read("added", 20))
+    program.write(others, "sums")
+    run(program, [], {"x": x, "added": added, "out": out, "sums": sums}, 5)
+    expected = nn.functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(sums, expected + added)
 
 
 @pytest.mark.parametrize("size", [1, 3, PANEL])

@@ -261,9 +261,10 @@ class DenseProgram:
             *(added.layout if added else (_NONE, 0)),
         )
 
-    def gelu(self, values: ColumnBuffer) -> None:
-        """GELU inplace, as approximated by tanh."""
-        self._add(layers.GELU, *values.layout, values.width)
+    def gelu(self, values: ColumnBuffer, *, added: ColumnBuffer | None = None) -> None:
+        """GELU inplace, as approximated by tanh, and added to."""
+        addition = added.layout if added else (_NONE, 0)
+        self._add(layers.GELU, *values.layout, values.width, *addition)
 
     def gaussian(
         self, values: ColumnBuffer, least: float, most: float, *, fixed: float | None = None

@@ -211,6 +211,8 @@ def gelu(
     values: int,  # rows, overwritten
     step: int,
     width: int,
+    added: int = 0,  # rows, added to the result; 0: nothing is
+    added_step: int = 0,
 ) -> None:
     """x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
 
@@ -222,15 +224,20 @@ def gelu(
         at = values + row * step
         for k in range(0, 4 * width, VECTOR_BYTES):
             x = load_floats(at + k)
-            store_floats(at + k, gated(x * multiply_add(x * x, cubic, twice), x))
+            result = gated(x * multiply_add(x * x, cubic, twice), x)
+            if added:
+                result = result + load_floats(added + row * added_step + k)
+            store_floats(at + k, result)
 
 
 class GELULayer(Layer):
-    """GELU of rows, which it overwrites."""
+    """GELU of rows, which it overwrites; offsets as of `DenseLayer`."""
 
     values: int
     step: int
     width: int
+    added: int  # -1: nothing is added
+    added_step: int
 
 
 class GaussianLayer(Layer):
@@ -347,7 +354,8 @@ def run(
                 norm(_norm_at(record), rows, scratch, weights)
             elif kind == GELU:
                 layer = _gelu_at(record)
-                gelu(rows, scratch + layer.values, layer.step, layer.width)
+                added = scratch + layer.added if layer.added >= 0 else 0
+                gelu(rows, scratch + layer.values, layer.step, layer.width, added, layer.added_step)
             elif kind == GAUSSIAN:
                 gaussian(_gaussian_at(record), rows, scratch)
             elif kind == READ:

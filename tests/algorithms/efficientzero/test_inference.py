@@ -37,6 +37,8 @@ MLPS = {
     "numbers": {"categorical_distribution": False, "value_head_hidden_channels": (9, 7)},
     "muzero": {"lstm_hidden_size": 0, "res_connection_in_dynamics": True},
     "muzero_plain": {"lstm_hidden_size": 0, "norm_type": "LN"},
+    "gelu": {"activation": GELU, "res_connection_in_dynamics": True},
+    "gelu_ln": {"activation": GELU, "norm_type": "LN", "res_connection_in_dynamics": True},
     "no_hidden": dict(latent_state_dim=24, policy_head_hidden_channels=(), latent_norm="SimNorm"),
 }
 UNCOMPILED = {

@@ -353,22 +353,22 @@ class CompiledLayers:
             self.parameters.append(linear.weight[:, : inputs.width])
             if onto is None:
                 self.parameters.append(linear.bias)
-            relu = activation == "relu"
+            relu, gelu = activation == "relu", activation == "gelu"
             to_add = added if last else None
             result = self.program.dense(
                 inputs,
                 linear.out_features,
                 relu=relu and norm is None,
                 onto=onto,
-                added=None if norm else to_add,
+                added=None if norm or gelu else to_add,
                 out=out if last else None,
                 behind=behind if last else 0.0,
             )
             if norm is not None:
                 self.parameters += [norm.weight, norm.bias]
-                self.program.norm(result, norm.eps, relu=relu, added=to_add)
-            if activation == "gelu":
-                self.program.gelu(result)
+                self.program.norm(result, norm.eps, relu=relu, added=None if gelu else to_add)
+            if gelu:
+                self.program.gelu(result, added=to_add)
             if number > 1:
                 self.program.reuse(inputs)
             inputs, onto = result, None
