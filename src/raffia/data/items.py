@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.data.pytree_specs import SequenceSpec
 from raffia.data.structure import RowStructure
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.functions import is_tensor_collection
@@ -36,13 +35,8 @@ def rows_of(data: Any, structure: RowStructure | None) -> Any:
     if type(data) is not list:
         return tensors_of(data, numbers=False)
     items = [tensors_of(item, numbers=True) for item in data]
-    if (
-        structure is not None
-        and isinstance(structure.spec, SequenceSpec)
-        and structure.spec.cls is list
-    ):
-        if _fits(items, structure):
-            return items
+    if structure is not None and structure.spec.kind == "list" and _fits(items, structure):
+        return items
     return _stacked(items, structure)
 
 

@@ -1,14 +1,13 @@
 """Pytrees of tensors: a TensorDict (or tensorclass), a dict, a list, a tuple or a named tuple.
 
-Each kind has a class here that takes such data apart into its tensors, always in the same order,
-and puts others together in the same way.
+A `PytreeSpec` takes such data apart into its tensors, always in the same order, and puts others
+together in the same way.
 """
 
 import collections
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,56 +46,28 @@ def entry(path: tuple[Any, ...]) -> str:
     return f"entry {(path[0] if len(path) == 1 else path)!r}" if path else "the data"
 
 
-class PytreeSpec(ABC):
-    """The structure of a tensor, or of a pytree of tensors."""
+@dataclass(frozen=True)
+class PytreeSpec:
+    """The structure of a tensor, or of a pytree of tensors: parts under names.
 
-    @abstractmethod
+    Parts of a list or tuple have the names 0, 1, ..., those of a named tuple its fields.
+    """
+
+    kind: str  # "tensor", "container", "dict", "list", "tuple" or "namedtuple"
+    parts: dict[Any, "PytreeSpec"] = field(default_factory=dict)
+    cls: Any = None  # of a sequence its type, of a tensorclass that
+    # of a container, where `batch_size` and `names` are without the dimensions that count rows:
+    batch_size: torch.Size = torch.Size()
+    names: list[str | None] | None = None
+    has_device: bool = False
+
     def take(self, data: Any, out: list[Tensor]) -> None:
         """Append the tensors of `data` to `out`; StructureMismatch if it has another structure."""
-
-    @abstractmethod
-    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
-        """A pytree of this structure with other tensors, which `leaf` returns one by one."""
-
-    @abstractmethod
-    def paths(self) -> Iterator[tuple[Any, ...]]:
-        """Paths of the tensors, in their order."""
-
-    @abstractmethod
-    def to_json(self) -> Json:
-        """The structure as JSON can hold it; `spec_from_json` reads it."""
-
-
-@dataclass(frozen=True)
-class LeafSpec(PytreeSpec):
-    """The structure of a tensor."""
-
-    def take(self, data: Any, out: list[Tensor]) -> None:
-        if data.__class__ is not Tensor and not isinstance(data, Tensor):
-            raise StructureMismatch(f"is {_kind(data)}, but a tensor is stored there", TypeError)
-        out.append(data)
-
-    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Tensor:
-        return leaf()
-
-    def paths(self) -> Iterator[tuple[Any, ...]]:
-        yield ()
-
-    def to_json(self) -> Json:
-        return {"kind": "tensor"}
-
-
-@dataclass(frozen=True)
-class NodeSpec(PytreeSpec):
-    """The structure of a node: parts under names."""
-
-    parts: dict[Any, PytreeSpec]
-
-    @abstractmethod
-    def entries(self, data: Any) -> dict[Any, Any]:
-        """The entries of `data` by name; StructureMismatch if it is another kind of node."""
-
-    def take(self, data: Any, out: list[Tensor]) -> None:
+        if self.kind == "tensor":
+            if data.__class__ is not Tensor and not isinstance(data, Tensor):
+                raise self._other(data)
+            out.append(data)
+            return
         entries = self.entries(data)
         parts = self.parts
         if len(entries) > len(parts):
@@ -112,13 +83,65 @@ class NodeSpec(PytreeSpec):
             except StructureMismatch as mismatch:
                 raise mismatch.within(name) from None
 
+    def entries(self, data: Any) -> dict[Any, Any]:
+        """The entries of a node by name; StructureMismatch if it is another kind of node."""
+        if self.kind == "container":
+            if data.__class__ is TensorDict:
+                return dense_entries(data)
+            if isinstance(data, Node) and not is_value(data):
+                return _container_entries(data)
+        elif self.kind == "dict":
+            if isinstance(data, dict):
+                return data
+        elif type(data) is self.cls or (
+            self.kind == "namedtuple"
+            and isinstance(data, tuple)
+            and getattr(data, "_fields", None) == self.cls._fields
+        ):
+            return dict(zip(_names_in(data), data, strict=True))
+        raise self._other(data)
+
+    def _other(self, data: Any) -> StructureMismatch:
+        name = self.cls.__name__ if self.kind == "namedtuple" else self.kind
+        return StructureMismatch(f"is {_kind(data)}, but a {name} is stored there", TypeError)
+
+    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
+        """A pytree of this structure with other tensors, which `leaf` returns one by one."""
+        if self.kind == "tensor":
+            return leaf()
+        built = {
+            name: leaf() if part.kind == "tensor" else part.build(leaf, batch, device)
+            for name, part in self.parts.items()
+        }
+        if self.kind == "container":
+            size = batch + self.batch_size if self.batch_size else batch
+            names = None if self.names is None else [*[None] * len(batch), *self.names]
+            td = unchecked(built, size, device if self.has_device else None, names)
+            return td if self.cls is None else instance_over(self.cls, td)
+        if self.kind == "dict":
+            return built
+        return self.cls(*built.values()) if self.kind == "namedtuple" else self.cls(built.values())
+
     def paths(self) -> Iterator[tuple[Any, ...]]:
+        """Paths of the tensors, in their order."""
+        if self.kind == "tensor":
+            yield ()
         for name, part in self.parts.items():
             for path in part.paths():
                 yield (name, *path)
 
-    def parts_json(self) -> list[Any]:
-        return [[name, part.to_json()] for name, part in self.parts.items()]
+    def to_json(self) -> Json:
+        """The structure as JSON can hold it; `spec_from_json` reads it."""
+        out: Json = {"kind": self.kind}
+        if self.kind != "tensor":
+            out["parts"] = [[name, part.to_json()] for name, part in self.parts.items()]
+        cls = None if self.cls is None else f"{self.cls.__module__}.{self.cls.__qualname__}"
+        if self.kind == "container":
+            out |= {"batch_size": list(self.batch_size), "names": self.names}
+            out |= {"device": self.has_device, "tensorclass": cls}
+        elif cls is not None:
+            out["class"] = cls
+        return out
 
 
 def _stored(parts: dict[Any, PytreeSpec]) -> str:
@@ -127,38 +150,6 @@ def _stored(parts: dict[Any, PytreeSpec]) -> str:
 
 def _kind(data: Any) -> str:
     return f"a {type(data).__name__}"
-
-
-@dataclass(frozen=True)
-class ContainerSpec(NodeSpec):
-    """The structure of a TensorDict or tensorclass."""
-
-    batch_size: torch.Size  # batch size of a row, without the dimensions that count rows
-    names: list[str | None] | None  # names of these dimensions
-    has_device: bool  # whether the container has a device
-    wrap: Any  # the tensorclass around the container, or None
-
-    def entries(self, data: Any) -> dict[Any, Any]:
-        if data.__class__ is TensorDict:
-            return dense_entries(data)
-        if not isinstance(data, Node) or is_value(data):
-            raise StructureMismatch(f"is {_kind(data)}, but a container is stored there", TypeError)
-        return _container_entries(data)
-
-    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
-        entries = {name: part.build(leaf, batch, device) for name, part in self.parts.items()}
-        size = batch + self.batch_size if self.batch_size else batch
-        names = None if self.names is None else [*[None] * len(batch), *self.names]
-        td = unchecked(entries, size, device if self.has_device else None, names)
-        if self.wrap is None:
-            return td
-        return instance_over(self.wrap, td)
-
-    def to_json(self) -> Json:
-        out: Json = {"kind": "container", "parts": self.parts_json()}
-        out |= {"batch_size": list(self.batch_size), "names": self.names}
-        wrap = None if self.wrap is None else _class_name(self.wrap)
-        return out | {"device": self.has_device, "tensorclass": wrap}
 
 
 def _container_entries(data: Any) -> dict[str, Any]:
@@ -172,53 +163,8 @@ def _container_entries(data: Any) -> dict[str, Any]:
         raise StructureMismatch(f"is a lazy stack that cannot be made dense: {error}") from None
 
 
-@dataclass(frozen=True)
-class DictSpec(NodeSpec):
-    """The structure of a plain dict."""
-
-    def entries(self, data: Any) -> dict[Any, Any]:
-        if not isinstance(data, dict):
-            raise StructureMismatch(f"is {_kind(data)}, but a dict is stored there", TypeError)
-        return data
-
-    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
-        return {name: part.build(leaf, batch, device) for name, part in self.parts.items()}
-
-    def to_json(self) -> Json:
-        return {"kind": "dict", "parts": self.parts_json()}
-
-
-@dataclass(frozen=True)
-class SequenceSpec(NodeSpec):
-    """The structure of a list, tuple or named tuple: its parts are named 0, 1, ..., or by their
-    fields."""
-
-    cls: type[Any]
-
-    def entries(self, data: Any) -> dict[Any, Any]:
-        same_type = type(data) is self.cls
-        if not same_type and hasattr(self.cls, "_fields") and isinstance(data, tuple):
-            same_type = getattr(data, "_fields", None) == self.cls._fields
-        if not same_type:
-            stored = f"a {self.cls.__name__}"
-            raise StructureMismatch(f"is {_kind(data)}, but {stored} is stored there", TypeError)
-        return dict(zip(_names_in(data), data, strict=True))
-
-    def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
-        built = [part.build(leaf, batch, device) for part in self.parts.values()]
-        return self.cls(*built) if hasattr(self.cls, "_fields") else self.cls(built)
-
-    def to_json(self) -> Json:
-        kind = "namedtuple" if hasattr(self.cls, "_fields") else self.cls.__name__
-        return {"kind": kind, "parts": self.parts_json(), "class": _class_name(self.cls)}
-
-
 def _names_in(data: Any) -> Sequence[Any]:
     return getattr(data, "_fields", range(len(data)))
-
-
-def _class_name(cls: type[Any]) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 # -------------------------------------------------------------------------------- reading off
@@ -241,7 +187,7 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
             raise StructureMismatch(
                 f"is a tensor of {data.dtype}, which cannot be stored", TypeError
             )
-        return LeafSpec()
+        return PytreeSpec("tensor")
     if isinstance(data, Node) and not is_value(data):
         return _container_spec(data, batch_dims)
     if isinstance(data, dict):
@@ -250,11 +196,11 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
                 raise StructureMismatch(
                     f"has the key {name!r}, but keys must be strings or integers", TypeError
                 )
-        return DictSpec(_parts(data, batch_dims))
-    if type(data) in (list, tuple) or (isinstance(data, tuple) and hasattr(data, "_fields")):
-        return SequenceSpec(
-            _parts(dict(zip(_names_in(data), data, strict=True)), batch_dims), type(data)
-        )
+        return PytreeSpec("dict", _parts(data, batch_dims))
+    kind = type(data).__name__ if type(data) in (list, tuple) else "namedtuple"
+    if kind != "namedtuple" or (isinstance(data, tuple) and hasattr(data, "_fields")):
+        parts = _parts(dict(zip(_names_in(data), data, strict=True)), batch_dims)
+        return PytreeSpec(kind, parts, type(data))
     raise StructureMismatch(
         f"is {_kind(_plain_value(data))}, but a storage holds only tensors: convert it with "
         "torch.as_tensor(...), or leave it out with td.exclude(...)",
@@ -276,12 +222,12 @@ def _parts(entries: dict[Any, Any], batch_dims: int) -> dict[Any, PytreeSpec]:
     return parts
 
 
-def _container_spec(data: Any, batch_dims: int) -> ContainerSpec:
+def _container_spec(data: Any, batch_dims: int) -> PytreeSpec:
     size, names = data._batch_size[batch_dims:], data._names
     row_names = None if names is None or not any(names[batch_dims:]) else list(names[batch_dims:])
-    wrap = type(data) if is_tensorclass(data) else None
+    cls = type(data) if is_tensorclass(data) else None
     parts = _parts(_container_entries(data), batch_dims)
-    return ContainerSpec(parts, size, row_names, data._device is not None, wrap)
+    return PytreeSpec("container", parts, cls, size, row_names, data._device is not None)
 
 
 # ----------------------------------------------------------------------------------- from JSON
@@ -291,18 +237,18 @@ def spec_from_json(record: Json) -> PytreeSpec:
     """The structure that `to_json` wrote; ValueError, KeyError or TypeError otherwise."""
     kind = record["kind"]
     if kind == "tensor":
-        return LeafSpec()
+        return PytreeSpec(kind)
     parts = {_name(name): spec_from_json(part) for name, part in record["parts"]}
     if kind == "container":
         size, names = torch.Size(record["batch_size"]), record["names"]
-        wrap = _known_tensorclass(record["tensorclass"], parts)
-        return ContainerSpec(parts, size, names, record["device"] is True, wrap)
+        cls = _known_tensorclass(record["tensorclass"], parts)
+        return PytreeSpec(kind, parts, cls, size, names, record["device"] is True)
     if kind == "dict":
-        return DictSpec(parts)
+        return PytreeSpec(kind, parts)
     if kind in ("list", "tuple") and [*parts] == [*range(len(parts))]:
-        return SequenceSpec(parts, list if kind == "list" else tuple)
+        return PytreeSpec(kind, parts, list if kind == "list" else tuple)
     if kind == "namedtuple":
-        return SequenceSpec(parts, _named_tuple(record["class"], tuple(map(str, parts))))
+        return PytreeSpec(kind, parts, _named_tuple(record["class"], tuple(map(str, parts))))
     raise ValueError(f"{kind!r} is not a known kind of node")
 
 

@@ -5,16 +5,14 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raffia.data.pytree_specs import (
-    ContainerSpec,
     Json,
-    NodeSpec,
     PytreeSpec,
     StructureMismatch,
     entry,
@@ -42,7 +40,7 @@ class RowStructure:
         if len(self.paths) != len(self.layouts):
             raise ValueError(f"{len(self.paths)} tensors have {len(self.layouts)} layouts")
         self._expected = [(layout.dtype, layout.shape) for layout in self.layouts]
-        self._inner = not isinstance(spec, ContainerSpec) and any(_containers(spec))
+        self._inner = spec.kind != "container" and _has_container(spec)
 
     @classmethod
     def of(cls, data: Any, batch_dims: int = 1) -> "RowStructure":
@@ -151,30 +149,25 @@ def _batch(data: Any, first: Tensor, batch_dims: int) -> torch.Size:
     return shape[:batch_dims]
 
 
-def _containers(spec: PytreeSpec) -> Iterator[ContainerSpec]:
-    """The containers nested only in dicts, lists and tuples: nothing else gives their batch."""
-    if isinstance(spec, ContainerSpec):
-        yield spec
-    elif isinstance(spec, NodeSpec):
-        for part in spec.parts.values():
-            yield from _containers(part)
+def _has_container(spec: PytreeSpec) -> bool:
+    return spec.kind == "container" or any(map(_has_container, spec.parts.values()))
 
 
 def _check_inner(
     spec: PytreeSpec, data: Any, batch: torch.Size, path: tuple[Any, ...] = ()
 ) -> None:
-    """Raise ValueError for such a container whose batch size does not begin with that of the rows.
+    """Raise ValueError for a container in dicts and sequences whose batch size is of no rows.
 
     Else its rows would be counted by a dimension of its tensors that means something else.
     """
-    if isinstance(spec, ContainerSpec):
+    if spec.kind == "container":
         if data._batch_size[: len(batch)] != batch:
             raise ValueError(
                 f"{entry(path)} has the batch size {list(data._batch_size)}, which does not begin "
                 f"with {list(batch)}, the rows of the data. To store items without a dimension "
                 "that counts them, pass a list of items"
             )
-    elif isinstance(spec, NodeSpec):
+    elif spec.parts:
         for name, value in spec.entries(data).items():
             _check_inner(spec.parts[name], value, batch, (*path, name))
 
