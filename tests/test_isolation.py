@@ -103,3 +103,49 @@ def test_works_beside_tensordict(first):
             assert type(out) is type(td) and out["a"].sum() == 12
         """)
     )
+
+
+WITHOUT_FORK = """
+import importlib, mmap, os, pkgutil, signal, sys
+import gymnasium, multiprocessing.shared_memory, multiprocessing.synchronize, numba, torch
+
+multiprocessing.get_all_start_methods = lambda: ["spawn"]
+for module, names in {
+    mmap: "MAP_PRIVATE MAP_SHARED MAP_ANONYMOUS PROT_READ PROT_WRITE MADV_HUGEPAGE",
+    os: "fork register_at_fork writev posix_fallocate sched_getaffinity getuid killpg O_CLOEXEC"
+    " O_NOFOLLOW O_NONBLOCK O_DIRECTORY",
+    signal: "SIGKILL SIGHUP SIGALRM SIGUSR1 pthread_sigmask setitimer SIG_BLOCK SIG_UNBLOCK",
+}.items():
+    for name in names.split():
+        delattr(module, name)
+for name in ("fcntl", "resource", "pwd", "termios", "readline"):
+    sys.modules[name] = None
+import_all("raffia")
+from raffia import TensorDict
+from raffia.data import ReplayBuffer, TensorDictMap, TensorStorage
+from raffia.distributed import ProcessEngine
+
+rows = TensorDict(a=torch.arange(3), batch_size=[3])
+buffer = ReplayBuffer(storage=TensorStorage(9), batch_size=2)
+buffer.extend(rows)
+known = TensorDictMap(in_keys=["a"])
+known[rows] = rows.apply(lambda x: 2 * x)
+rows.save(sys.argv[1] + "/rows.safetensors")
+print(known[TensorDict.load(sys.argv[1] + "/rows.safetensors")]["a"].tolist())
+print(len(buffer.sample()))
+try:
+    ProcessEngine()
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_system_without_fork_and_locks_has_all_but_worker_processes(tmp_path):
+    done = python(IMPORT_ALL + WITHOUT_FORK, str(tmp_path))
+    assert done.stdout.splitlines() == [
+        "[0, 2, 4]",
+        "2",
+        "workers in processes of this machine need Linux or macOS, and this is linux: leave "
+        'engine.name at "inline"',
+    ], done.stderr

@@ -30,6 +30,7 @@ from raffia.distributed import (
     RoleError,
     Workers,
     check_engine,
+    process,
 )
 from raffia.distributed import ray as ray_engine
 from raffia.distributed.arrays import pack, parts_of, unpack
@@ -268,6 +269,15 @@ def test_versions_are_saved_and_loaded_as_a_state():
 
 
 # --------------------------------------------------------------------------------- processes
+
+
+def test_weights_arrive_where_shared_memory_is_no_file(monkeypatch):
+    monkeypatch.setattr(process, "IS_A_FILE", False)
+    monkeypatch.setattr(process, "_write", None)
+    tree = TensorDict({str(at): torch.arange(at) for at in range(5)})
+    with closing(ProcessEngine()) as engine:
+        found = engine.get(engine.put(tree))
+    assert all(found[key].equal(value) for key, value in tree.items())
 
 
 def test_weights_that_are_written_in_parts_arrive_complete(monkeypatch):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
-from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
@@ -43,6 +44,7 @@ from raffia.tensordict.tensordict import TensorDict
 # The first byte of a message; before a task stand the length and the name of its weights.
 MAKE, LOAD, TASK, END, ANSWER, ERROR = b"M", b"L", b"T", b"Q", b"A", b"E"
 NUM_WRITTEN = 1000  # parts at once: Linux takes 1,024
+IS_A_FILE = sys.platform == "linux"  # whether shared memory can be written like one
 NUM_STARTS = 3  # attempts to start a process
 PAUSE = 2.0  # seconds before a spare loads, that whoever was started with it may load first
 
@@ -68,6 +70,11 @@ class ProcessEngine:
     host = LOCALHOST
 
     def __init__(self, spares: int = 0) -> None:
+        if "forkserver" not in multiprocessing.get_all_start_methods():
+            raise OSError(
+                f"workers in processes of this machine need Linux or macOS, and this is "
+                f'{sys.platform}: leave engine.name at "inline"'
+            )
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["raffia.distributed.process"])
         self.spares, self._roles = spares, list[str]()
@@ -113,9 +120,12 @@ class ProcessEngine:
         memory = SharedMemory(create=True, size=size)
         self._weights[memory.name] = _Weights(memory, parts.form)
         try:
-            # As to a file: through a map, each new page costs more, and a page that there is no
-            # room for would end this process.
-            _write(memory._fd, parts.data)  # type: ignore[attr-defined]
+            # On Linux as to a file: through a map, each new page costs more, and a page that there
+            # is no room for would end this process.
+            if IS_A_FILE:
+                _write(memory._fd, parts.data)  # type: ignore[attr-defined]
+            else:
+                cast(memoryview, memory.buf)[:size] = b"".join(parts.data)
         except OSError as error:
             self._weights.pop(memory.name).free()
             raise MemoryError(
@@ -175,7 +185,7 @@ class _Weights:
             return False
         if not self._leaves:
             file = self.memory._fd  # type: ignore[attr-defined]
-            self._leaves = walk(unpack(mmap(file, self.memory.size)))[1]
+            self._leaves = walk(unpack(mmap.mmap(file, self.memory.size)))[1]
         torch._foreach_copy_(self._leaves, leaves)
         return True
 
@@ -383,6 +393,6 @@ def _attached(name: str) -> TensorDict:
     try:
         # It lives as long as a tensor over it, also when the leader has freed its name.
         file = memory._fd  # type: ignore[attr-defined]
-        return unpack(mmap(file, memory.size, flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE))
+        return unpack(mmap.mmap(file, memory.size, mmap.MAP_PRIVATE))
     finally:
         memory.close()
