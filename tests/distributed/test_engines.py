@@ -565,7 +565,8 @@ def test_signals_are_the_program_s_while_ray_runs_and_after():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_cluster_without_room_is_refused_before_anything_starts():
+def test_a_cluster_without_room_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of another cluster, which is not asked for
     before = print
     engine = RayEngine(num_cpus=1)
     try:

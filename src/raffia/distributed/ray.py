@@ -109,7 +109,8 @@ class RayEngine:
                 refuse_if_silent(address)
                 options["address"] = address
             else:
-                options |= {"include_dashboard": False, "num_cpus": num_cpus}
+                # "local": else Ray joins a cluster of this machine, or of RAY_ADDRESS.
+                options |= {"address": "local", "include_dashboard": False, "num_cpus": num_cpus}
                 options["_system_config"] = HEALTH_CHECK
                 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             try:

@@ -326,8 +326,9 @@ def silent(address: str, error: Exception) -> Exception:
         text = " ".join(str(error).split())
         return VersionError(f"the Ray cluster at {address} has other versions: {text}")
     return ConnectionError(
-        f"no Ray cluster answers at {address}: start one with `ray start --head`, or leave "
-        f"engine.address out for one of this machine ({error})"
+        f"no Ray cluster answers at {address}: start one with `ray start --head`, set "
+        "RAY_AUTH_MODE=token if this one asks for a token, or leave engine.address out for one of "
+        f"this machine ({error})"
     )
 
 
