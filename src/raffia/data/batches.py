@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raffia.data.processes import ByValue
+from raffia.data.prefetch import BatchSource
 from raffia.data.samplers import Draw, Sampler
-from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import ListStorage
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
@@ -28,19 +28,14 @@ class Batch(NamedTuple):
 
 
 @dataclass(eq=False)
-class BatchMaker(ByValue):
-    """Makes batches of a storage's items, in two steps: the source of a `Prefetcher`.
+class BatchMaker(BatchSource[tuple[Draw, Any], Batch]):
+    """Makes batches of a storage's items, in two steps.
 
-    `draw` and `draw_into` are called under the lock of the buffer, `finish` is not. The fields are
-    documented in `ReplayBuffer`.
+    `draw` and `draw_into` are called under the lock of the buffer, `finish` is not.
     """
 
-    storage: Storage
     sampler: Sampler
-    generator: torch.Generator | None
     collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    device: torch.device | str | None
 
     @property
     def plain(self) -> bool:
@@ -100,7 +95,7 @@ class BatchMaker(ByValue):
         if self.collate_fn is not None:
             data = self.collate_fn(data)
         if self.pin_memory or self.device is not None:
-            data, info = self._moved(data), self._moved(info)
+            data, info = self._all_moved(data), self._all_moved(info)
         if isinstance(data, TensorDict):
             for name, value in info.items():
                 data.set(name, _of_batch(value, data.batch_size))
@@ -117,29 +112,22 @@ class BatchMaker(ByValue):
         self.sampler.follow(live)
         return self.sampler.draw(batch_size, live, self.generator)
 
-    def _moved(self, data: Any) -> Any:
-        if self.pin_memory:
-            data = _each(lambda part: part.pin_memory(), data)
-        if self.device is None:
-            return data
-        # From page-locked memory the copy continues while the program does.
-        return _each(lambda part: part.to(self.device, non_blocking=self.pin_memory), data)
+    def _all_moved(self, data: Any) -> Any:
+        """Tensors and containers moved, whatever dicts and tuples are around them."""
+        moved = partial(self.moved, device=self.device)
+        return pytree.tree_map(moved, data, is_leaf=lambda part: isinstance(part, Node))
 
     # for the prefetcher
 
     def version(self) -> Hashable:
-        """A value that stays equal as long as `draw` would return the same."""
         return self.storage.total, self.sampler.version
 
-    def mark(self) -> object:
-        """The state of drawing, for `rewind`."""
-        return None if self.generator is None else self.generator.get_state(), self.sampler.mark()
+    def mark(self) -> Any:
+        return super().mark(), self.sampler.mark()
 
     def rewind(self, mark: Any) -> None:
-        """Restore the state of drawing that `mark` gave."""
         state, sampler = mark
-        if self.generator is not None:
-            self.generator.set_state(state)
+        super().rewind(state)
         self.sampler.rewind(sampler)
 
 
@@ -155,8 +143,3 @@ def _of_batch(value: Tensor, batch: torch.Size) -> Tensor:
     if len(batch) < 2:
         return value
     return value.view(-1, *[1] * (len(batch) - 1)).expand(batch).contiguous()
-
-
-def _each(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply a function to tensors and containers, whatever dicts and tuples are around them."""
-    return pytree.tree_map(function, data, is_leaf=lambda part: isinstance(part, Node))

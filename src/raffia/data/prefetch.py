@@ -12,29 +12,54 @@ import weakref
 from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from raffia.data.processes import ByValue
+from raffia.data.storage import Storage
 
 Drawn = TypeVar("Drawn")
-Batch = TypeVar("Batch", covariant=True)
+Batch = TypeVar("Batch")
 
 
-class BatchSource(Protocol[Drawn, Batch]):
-    """The source of batches."""
+@dataclass(eq=False)
+class BatchSource(ByValue, Generic[Drawn, Batch]):
+    """The source of a buffer's batches. The fields are documented in `ReplayBuffer`."""
+
+    storage: Storage
+    generator: torch.Generator | None
+    pin_memory: bool
+    device: torch.device | str | None
 
     def draw(self, batch_size: int) -> Drawn:
         """Choose a batch and copy it; called under the lock."""
+        raise NotImplementedError
 
     def finish(self, drawn: Drawn) -> Batch:
         """Make a batch of what was drawn; called without the lock, in either thread."""
+        raise NotImplementedError
 
     def version(self) -> Hashable:
         """A value that stays equal as long as `draw` would return the same."""
+        raise NotImplementedError
 
-    def mark(self) -> object:
+    def mark(self) -> Any:
         """The state of drawing, for `rewind`."""
+        return None if self.generator is None else self.generator.get_state()
 
     def rewind(self, mark: Any) -> None:
         """Restore the state of drawing that `mark` gave."""
+        if self.generator is not None:
+            self.generator.set_state(mark)
+
+    def moved(self, data: Any, device: torch.device | str | None) -> Any:
+        """A tensor or container, pinned where that is to be, and on a device."""
+        if self.pin_memory and (data.device or self.storage.device).type == "cpu":
+            data = data.pin_memory()
+        # From page-locked memory the copy continues while the program does.
+        return data if device is None else data.to(device, non_blocking=self.pin_memory)
 
 
 class Ahead(Generic[Drawn, Batch]):

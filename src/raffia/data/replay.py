@@ -130,7 +130,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         self.batch_size = batch_size
         self.writer: Writer = RoundRobinWriter() if writer is None else made(writer, Writer)
         _check_writer(self.writer, sampler)
-        self._maker = BatchMaker(storage, sampler, generator, collate_fn, pin_memory, device)
+        self._maker = BatchMaker(storage, generator, pin_memory, device, sampler, collate_fn)
         sampler.attach(storage)
         self._start(prefetch)
         sampler.lock = self._lock

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
+from raffia.data.prefetch import BatchSource
 from raffia.data.priorities import StepPriorities
-from raffia.data.processes import ByValue
 from raffia.data.ring import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeRing
 from raffia.data.row_index import carried, selected
 from raffia.data.steps import StepKeys
@@ -144,23 +144,19 @@ class Copied(NamedTuple):
 
 
 @dataclass(eq=False, kw_only=True)
-class SegmentMaker(ByValue):
-    """Makes batches of the segments in a storage, in two steps: the source of a `Prefetcher`.
+class SegmentMaker(BatchSource[Copied, Copied]):
+    """Makes batches of the segments in a storage, in two steps.
 
     `draw` and `copy` are called under the lock of the buffer, `finish` is not. Fields without a
     comment are documented in `SegmentReplayBuffer`.
     """
 
-    storage: Storage
     ring: EpisodeRing
     priorities: StepPriorities
     length: int  # L
     stacks: Mapping[Path, int]  # S by the path of an entry, where it is more than 1
     kinds: Kinds
     replacement: bool | None
-    generator: torch.Generator | None
-    pin_memory: bool
-    device: torch.device | str | None
     num_changes: int = 0
     # Entries of which batches have the rows' numbers instead.
     by_row: set[Path] = field(default_factory=set)
@@ -243,14 +239,10 @@ class SegmentMaker(ByValue):
         if self.on_cpu and not self.pin_memory:
             return drawn
         # Entries about rows come from the CPU, whereas the entries are where the storage is.
-        added = {name: self._moved(value) for name, value in drawn.added.items()}
-        return Copied(drawn.size, [self._moved(leaf) for leaf in drawn.leaves], added)
-
-    def _moved(self, tensor: Tensor) -> Tensor:
-        if self.pin_memory and tensor.device.type == "cpu":
-            tensor = tensor.pin_memory()
-        # From page-locked memory the copy continues while the program does.
-        return tensor.to(self.target_device, non_blocking=self.pin_memory)
+        device = self.target_device
+        added = {name: self.moved(value, device) for name, value in drawn.added.items()}
+        leaves = [self.moved(leaf, device) for leaf in drawn.leaves]
+        return Copied(drawn.size, leaves, added)
 
     def build(self, copied: Copied) -> TensorDict:
         """A batch of these tensors."""
@@ -314,20 +306,8 @@ class SegmentMaker(ByValue):
             )
         return found
 
-    # for the prefetcher
-
     def version(self) -> Hashable:
-        """A value that stays equal as long as `draw` would return the same."""
         return self.num_changes
-
-    def mark(self) -> object:
-        """The state of drawing, for `rewind`."""
-        return None if self.generator is None else self.generator.get_state()
-
-    def rewind(self, mark: Any) -> None:
-        """Restore the state of drawing that `mark` gave."""
-        if self.generator is not None:
-            self.generator.set_state(mark)
 
 
 def kinds_of_rows(absorb: Collection[str]) -> Kinds:
