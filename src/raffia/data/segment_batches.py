@@ -34,22 +34,13 @@ class Kinds(NamedTuple):
     discount: Tensor  # [kinds] float32
 
 
-class Segments(NamedTuple):
-    """Segments, row by row."""
-
-    item: Tensor  # [B, L] int64, -1 where the row is not valid
-    valid: Tensor  # [B, L] bool: the row belongs to the episode, and is not its last one repeated
-    valid_step: Tensor  # [B, L] bool: the row, or what it repeats, is a step
-    mask: Tensor  # [B, L] bool
-    discount: Tensor  # [B, L] float32
-
-    @classmethod
-    def empty(cls, num_segments: int, length: int) -> Segments:
-        """Segments with unset values, to be filled."""
-        size = num_segments, length
-        valid, valid_step, mask = torch.empty(3, *size, dtype=torch.bool).unbind(0)
-        item, discount = torch.empty(size, dtype=torch.int64), torch.empty(size)
-        return cls(item, valid, valid_step, mask, discount)
+OF_ROWS = {  # entries [B, L] about each row, and their dtypes, in the order of the kernel
+    "step_index": torch.int64,  # number of the row, -1 where it is not valid
+    "valid": torch.bool,  # the row belongs to the episode, and is not its last one repeated
+    "valid_step": torch.bool,  # the row, or what it repeats, is a step
+    "mask": torch.bool,
+    "discount": torch.float32,
+}
 
 
 def find_segments(
@@ -58,13 +49,13 @@ def find_segments(
     start: Tensor,
     *,
     length: int,
-    out: Segments | None = None,
-) -> tuple[Tensor, Segments]:
+    out: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The rows of segments: those that the ring looks back in front of each start, and L from it.
 
     start: [B] int64, rows.
-    out: is filled and given back; contiguous and on the CPU.
-    Returns int64 [B, before + L], and what the last L of them are.
+    out: has the entries of OF_ROWS, which are filled; contiguous and on the CPU.
+    Returns int64 [B, before + L], and what the last L of them are, as OF_ROWS has it.
 
     >>> from raffia.data.segment_batches import Kinds, find_segments
     >>> ring = EpisodeRing(9, look_ahead=0, look_back=2)
@@ -72,18 +63,21 @@ def find_segments(
     >>> _ = ring.append(ends, no, torch.tensor([0]))
     >>> kinds = Kinds(torch.ones(5, dtype=torch.bool), torch.tensor([1.0, 0, 1, 0, 0]))
     >>> rows, found = find_segments(ring, kinds, torch.tensor([1]), length=4)
-    >>> rows, found.item
+    >>> rows, found["step_index"]
     (tensor([[0, 0, 1, 2, 3, 3]]), tensor([[ 1,  2,  3, -1]]))
-    >>> found.discount
+    >>> found["discount"]
     tensor([[1., 0., 0., 0.]])
     """
     num_segments, before = len(start), ring.look_back
-    found = Segments.empty(num_segments, length) if out is None else out
+    size = num_segments, length
+    found = {
+        name: torch.empty(size, dtype=dtype) if out is None else out[name]
+        for name, dtype in OF_ROWS.items()
+    }
     rows = start.new_empty(num_segments, before + length)
     rows[:, before] = start
-    sizes = num_segments, before, length
-    arrays = rows, *found, kinds.mask, kinds.discount
-    ring.segments.set(*[array.data_ptr() for array in arrays], *sizes)
+    arrays = rows, *found.values(), kinds.mask, kinds.discount
+    ring.segments.set(*[array.data_ptr() for array in arrays], num_segments, before, length)
     kernels.ring.find_segments(ring.address, ring.segments.address)
     return rows, found
 
@@ -124,13 +118,6 @@ def unstacked(stacks: Tensor) -> Tensor | None:
 
 Path = tuple[Any, ...]
 # What a batch holds besides the entries that were stored.
-OF_ROWS = {  # in the order of the fields of Segments
-    "step_index": torch.int64,
-    "valid": torch.bool,
-    "valid_step": torch.bool,
-    "mask": torch.bool,
-    "discount": torch.float32,
-}
 ADDED = {"index": torch.int64, "priority_weight": torch.float32, **OF_ROWS}
 CLOSED = {"terminated": CLOSED_TERMINATED, "truncated": CLOSED_TRUNCATED}
 
@@ -200,8 +187,8 @@ class SegmentMaker(BatchSource[Copied, Copied]):
         """The segments of L rows from these rows [B] on."""
         structure = self.storage.settled_structure()
         before, size = self.ring.look_back, torch.Size([len(start), length])
-        known = None if into is None else Segments(*[into.added[name] for name in OF_ROWS])
-        rows, known = find_segments(self.ring, self.kinds, start, length=length, out=known)
+        known = None if into is None else into.added
+        rows, found = find_segments(self.ring, self.kinds, start, length=length, out=known)
         index = self.ring.item(start)
         if into is not None:
             index = into.added["index"].copy_(index)
@@ -224,7 +211,7 @@ class SegmentMaker(BatchSource[Copied, Copied]):
                 out = carried(target.flatten(0, 1))
                 torch.index_select(carried(leaf), 0, wanted[stack], out=out)
                 leaves.append(target)
-        return Copied(size, leaves, dict(zip(ADDED, (index, weight, *known), strict=True)))
+        return Copied(size, leaves, {"index": index, "priority_weight": weight, **found})
 
     def _leaves(self) -> list[Tensor]:
         """The tensors of all rows [N, ...], in the order of the structure's paths."""

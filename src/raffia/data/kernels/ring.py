@@ -41,7 +41,7 @@ class RingRecord(Record):
 
 
 class SegmentsRecord(Record):
-    """Segments [B, L] of rows, as `raffia.data.segment_batches.Segments` documents them."""
+    """Segments [B, L] of rows, as `raffia.data.segment_batches.OF_ROWS` documents them."""
 
     rows: I64s  # [B, before + L]; the starts are written before
     item: I64s
