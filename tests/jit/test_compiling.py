@@ -5,7 +5,7 @@ import threading
 import numba
 import pytest
 
-from raffia.jit.kernel import compiling
+from raffia.jit.kernel import compiling, kernel
 from raffia.train.metrics import PhaseClock
 
 # Not with `kernel`, which would find them on disk when the tests run again.
@@ -57,3 +57,9 @@ def test_compiling_is_timed_as_a_phase():
             compiled(lambda a: a / 7)(2.0)
     spent = clock.take()
     assert spent["seconds_compile"] > spent["seconds_collect"] > 0
+
+
+def test_kernels_say_that_they_cannot_run_uncompiled(monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(RuntimeError, match="runs compiled only.*NUMBA_DISABLE_JIT.*unset it"):
+        kernel(lambda a: a)(1)

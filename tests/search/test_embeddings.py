@@ -7,7 +7,7 @@ import torch
 
 from raffia.search import RecurrentOutput, RootOutput, ValuePrefix, search
 from raffia.search.embeddings import Embeddings
-from raffia.tensordict import TensorDict
+from raffia.tensordict import TensorClass, TensorDict
 
 from .table import BACKENDS, equal, random_table
 
@@ -15,6 +15,10 @@ STATES = torch.arange(6)
 
 
 Pair = collections.namedtuple("Pair", "number rest")
+
+
+class Numbers(TensorClass):
+    number: torch.Tensor
 
 
 def wrap_tensordict(number):
@@ -35,6 +39,14 @@ CONTAINERS = {
         lambda e: e["a"][0],
     ),
     "tuple": (lambda number: (number.to(torch.int16), (number,)), lambda e: e[0].long()),
+    "tensorclass": (
+        lambda number: Numbers(number.float(), batch_size=number.shape),
+        lambda e: e.number.long(),
+    ),
+    "a tensorclass in a dict": (
+        lambda number: {"a": Numbers(number.float(), batch_size=number.shape)},
+        lambda e: e["a"].number.long(),
+    ),
     "namedtuple": (lambda number: Pair(number.to(torch.uint8), {}), lambda e: e.number.long()),
 }
 

@@ -12,7 +12,7 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from raffia import TensorDict
+from raffia import TensorClass, TensorDict
 from raffia.search import (
     CategoricalSampler,
     GaussianSampler,
@@ -230,3 +230,29 @@ def test_value_prefixes_reset_by_name():
     made = tree.data["parent"] >= 0
     assert tree.data["depth"].max() > 2
     assert (tree.data["reward"][made] == 1.0).all()
+
+
+class Position(TensorClass):
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("wrap", "unwrap"),
+    [
+        (lambda x: Position(x, batch_size=x.shape[:1]), lambda e: e.x),
+        (lambda x: TensorDict(x=x, batch_size=x.shape), lambda e: e["x"]),
+    ],
+    ids=["tensorclass", "more batch dimensions"],
+)
+def test_containers_that_cannot_take_further_entries_are_carried_as_they_are(wrap, unwrap):
+    base, sampler, seed = walk_root(3), GaussianSampler(3), torch.arange(4)
+
+    def fn(embedding, action):
+        output, after = walk(unwrap(embedding), action)
+        return output, wrap(after)
+
+    greedy = functools.partial(gumbel_policy, num_simulations=6, gumbel_scale=0.0)
+    wrapped = base._replace(embedding=wrap(base.embedding))
+    plan = sampled_policy(wrapped, fn, sampler=sampler, policy=greedy, seed=seed)
+    plain = sampled_policy(base, walk, sampler=sampler, policy=greedy, seed=seed)
+    assert plan.action.equal(plain.action) and plan.action_weights.equal(plain.action_weights)

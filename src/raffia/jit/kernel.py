@@ -40,6 +40,17 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     3
     """
 
+    if getattr(numba.config, "DISABLE_JIT", False):
+
+        @functools.wraps(function)
+        def refused(*args: Any) -> None:
+            raise RuntimeError(
+                f"{function.__module__}.{function.__name__} runs compiled only, and the "
+                "environment variable NUMBA_DISABLE_JIT forbids that: unset it"
+            )
+
+        return refused
+
     def dispatcher(cache: bool) -> Callable[..., Any]:
         compiled: Callable[..., Any] = numba.njit(cache=cache, nogil=True, error_model="numpy")(
             function

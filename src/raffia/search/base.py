@@ -24,7 +24,7 @@ class RootOutput(NamedTuple):
 
     prior_logits: Tensor  # [B, A], need not be normalised; -inf: no prior, yet legal (see mask)
     value: Tensor  # [B], from the view of the player to move
-    embedding: Any  # any container with batch B: TensorDict, tensor, (nested) dict or tuple
+    embedding: Any  # any container with batch B: TensorDict, tensorclass, tensor, dict, tuple ...
     mask: Tensor | None = None  # [B, A] bool: the action is legal; None: all are
     to_play: Tensor | None = None  # [B] int, 1 or 2 (or 0 or 1): to move next; None: one player
     actions: Tensor | None = None  # [B, A, ...]: what the A choices stand for (sampled actions)

@@ -16,7 +16,6 @@ from raffia.search.base import ValuePrefix
 from raffia.search.memory import Arena, is_plain, plain
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.keys import unravel_key_to_tuple
-from raffia.tensordict.tensordict import TensorDict
 
 
 class Embeddings:
@@ -109,7 +108,7 @@ class Embeddings:
                 if self._spec is None:
                     leaves = [container.get(path, None) for path in self._paths]
                 elif _num_entries(container) == self._num_entries:
-                    leaves = [pytree.key_get(container, path) for path in self._paths]
+                    leaves = [_at(container, path) for path in self._paths]
         if leaves is None:
             raise ValueError(
                 f"the model's embedding is a {type(container).__name__} and the root's a "
@@ -137,13 +136,12 @@ class Embeddings:
             return leaves[0]
         if self._spec is not None:
             return pytree.tree_unflatten(leaves, self._spec)
-        nested: dict[str, Any] = {}
-        for key, leaf in zip(self._paths, leaves, strict=True):
-            parent = nested
-            for name in key[:-1]:
-                parent = parent.setdefault(name, {})
-            parent[key[-1]] = leaf
-        return TensorDict(nested, batch_size=batch_size)
+        by_path = dict(zip(self._paths, leaves, strict=True))
+        return self._template.named_apply(  # which keeps tensorclasses
+            lambda key, _: by_path[unravel_key_to_tuple(key)],
+            nested_keys=True,
+            batch_size=batch_size,
+        )
 
     def all_rows(self) -> Any:
         """The container with batch [N * B], over the memory itself."""
@@ -213,6 +211,14 @@ class Embeddings:
         """Zero the rows of nodes that were never created, given as bool [B, N]."""
         for leaf in self.memory:
             leaf[unused.t().flatten()] = 0
+
+
+def _at(container: Any, path: tuple[Any, ...]) -> Any:
+    """The entry of a pytree at the end of a path."""
+    for key in path:
+        is_node = isinstance(container, TensorCollection)  # a tensorclass has no entries by index
+        container = container.get(key.key) if is_node else key.get(container)
+    return container
 
 
 def _key(path: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput, SearchM
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.access import leaves
 from raffia.tensordict.node import Node
+from raffia.tensordict.tensorclass import is_tensorclass
 
 SEED, ACTIONS = "sampling_seed", "sampled_actions"  # further entries of the search's embeddings
 Prior = Literal["sampling", "uniform", "density"]
@@ -253,6 +254,10 @@ def _put(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
     """The model's embedding with seeds and actions added, in a container of the same kind."""
     added = {SEED: seed, ACTIONS: actions}
     if isinstance(embedding, Node):
+        if len(embedding.batch_size) > 1 or is_tensorclass(
+            embedding
+        ):  # cannot take further entries
+            return embedding, seed, actions
         return embedding.copy().update(added)
     return {**embedding, **added} if isinstance(embedding, dict) else (embedding, seed, actions)
 
