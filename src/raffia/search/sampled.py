@@ -254,9 +254,8 @@ def _put(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
     """The model's embedding with seeds and actions added, in a container of the same kind."""
     added = {SEED: seed, ACTIONS: actions}
     if isinstance(embedding, Node):
-        if len(embedding.batch_size) > 1 or is_tensorclass(
-            embedding
-        ):  # cannot take further entries
+        # neither a tensorclass nor a container of more batch dimensions takes these entries
+        if len(embedding.batch_size) > 1 or is_tensorclass(embedding):
             return embedding, seed, actions
         return embedding.copy().update(added)
     return {**embedding, **added} if isinstance(embedding, dict) else (embedding, seed, actions)
