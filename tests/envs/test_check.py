@@ -287,6 +287,14 @@ def test_notes_are_reported_and_do_not_fail():
     cut = of_kind("Cut", spec=spec, observation=lambda self: picture.clone())
     assert "multiply by 255" in str(check_env(cut))
 
+    class Wide(gymnasium.ObservationWrapper):
+        def observation(self, observation):
+            return observation * 100
+
+    report = check_env(lambda: Wide(gymnasium.make("CartPole-v1")))
+    report.require()
+    assert "note   numbers: observations leave the bounds of observation_space" in str(report)
+
 
 def test_gymnasium_envs_and_lost_lives_keep_the_contract():
     """Lost lives are no ends of episodes."""

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TransformAction
 
 from raffia.envs.batch import SerialBatch
@@ -144,6 +145,27 @@ def test_outcomes_that_are_no_numbers_are_refused(outcome, text):
     env.reset(0)
     with pytest.raises(ValueError, match=f"^Odd returned {text}, but it must be one number"):
         env.step(torch.tensor(0))
+
+
+@pytest.mark.parametrize("masked", [None, True])
+def test_an_info_that_is_no_dict_is_refused(masked):
+    class Silent(ShownEnv):
+        def reset(self, **options):
+            return self.shown, None
+
+    env = GymEnv(Silent(np.zeros(2, np.float32), VECTOR), masked=masked)
+    with pytest.raises(ValueError, match="^Silent returned info=None, but .* {}, will do"):
+        env.reset(0)
+
+
+def test_pictures_need_a_maker_that_takes_a_render_mode(monkeypatch):
+    def make():
+        return ShownEnv(np.zeros(2, np.float32), VECTOR)
+
+    monkeypatch.setitem(gymnasium.registry, "Unseen-v0", EnvSpec("Unseen-v0", entry_point=make))
+    with pytest.raises(TypeError, match="^pictures of Unseen-v0 need a render_mode"):
+        GymEnv("Unseen-v0", render=True)
+    assert GymEnv("Unseen-v0").render() is None
 
 
 def test_other_spaces_are_refused_by_name():

@@ -109,6 +109,7 @@ def test_the_old_file_stays_if_writing_fails(tmp_path, monkeypatch, suffix):
         ({"frames": moving_dot().float()}, "got torch.float32"),
         ({"frames": moving_dot()[:0]}, "show nothing"),
         ({"fps": 0}, "fps=0 must be above 0"),
+        ({"fps": 1e-3}, "a frame for 655.35 seconds at most: fps=0.001 must be 0.0015 or more"),
         ({"every": 0}, "every=0 must be at least 1"),
         ({"max_side": -1}, "max_side=-1 must be at least 1"),
     ],

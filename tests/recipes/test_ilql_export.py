@@ -1,6 +1,7 @@
 """Agents as folders of transformers: the same logits, the same tokens, and the way back."""
 
 import copy
+import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +154,18 @@ def test_separate_networks_have_their_own_folders(tmp_path):
     exported(tmp_path, DIALOGUE)
     for name in ("value_trunk", "target_trunk"):
         assert (tmp_path / "out" / name / "model.safetensors").exists()
+
+
+def test_tokens_that_are_no_text_are_never_generated(tmp_path):
+    """Models have more tokens than their tokenizers, for a round number."""
+    config = transformers.LlamaConfig(**LLAMA | {"vocab_size": 64}, pad_token_id=0)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    of_chats(tmp_path, tmp_path, language_model=str(tmp_path))
+    agent, *_ = exported(tmp_path, DIALOGUE)
+    found = json.loads((tmp_path / "out/generation_config.json").read_text())
+    pad, num_tokens = agent.tokenizer.pad_token_id, agent.tokenizer.num_tokens
+    assert num_tokens < 20 and found["suppress_tokens"] == [pad, *range(num_tokens, 64)]
 
 
 def test_cloning_has_no_values(tmp_path):

@@ -227,6 +227,14 @@ def _check_numbers(subject: EnvUnderTest) -> str:
                 raise ContractError(
                     f"{key!r} is not finite {moment.where}", "look for a division by 0"
                 )
+    bounds = play.bounds(subject.env)
+    for moment in subject.moments:
+        observation = moment.outputs["observation"]
+        if bounds and ((observation < bounds[0]) | (observation > bounds[1])).any():
+            raise ContractNote(
+                f"observations leave the bounds of observation_space {moment.where}",
+                "widen its low and high, or clip; Raffia does not use them, but others may",
+            )
     return "observations and rewards are finite"
 
 

@@ -124,6 +124,18 @@ def is_env(env: Any) -> bool:
     return not isinstance(env, type) and (hasattr(env, "step") or hasattr(env, "reset"))
 
 
+def bounds(env: Env | BatchEnv) -> tuple[Tensor, Tensor] | None:
+    """The least and greatest numbers of an observation, where the environment gives them.
+
+    >>> from raffia.envs.probe import ValueProbe
+    >>> bounds(ValueProbe()) is None
+    True
+    """
+    from raffia.envs.gym import GymEnv, observation_bounds
+
+    return observation_bounds(env) if isinstance(env, GymEnv) else None
+
+
 def as_env(env: Any) -> Env | BatchEnv:
     """An env of Gymnasium as an Env; others as they are.
 

@@ -153,8 +153,15 @@ class GymEnv:
         self.gym.close()
 
     def _read_mask(self, info: Mapping[str, Any], rows: EnvRows, row: int) -> None:
+        if rows.action_mask is None and not self._warns_of_masks:
+            return
+        if not isinstance(info, Mapping):
+            raise ValueError(
+                f"{self.spec.name} returned info={info!r}, but Gymnasium's reset and step return "
+                "a dict; an empty one, {}, will do"
+            )
         if rows.action_mask is None:
-            if self._warns_of_masks and "action_mask" in info:
+            if "action_mask" in info:
                 self._warns_of_masks = False
                 warnings.warn(_unread_mask(self.spec.name), stacklevel=4)
             return
@@ -232,6 +239,13 @@ def made(name: str, max_episode_steps: int = 0, render: bool = False) -> gymnasi
         raise ImportError(
             f"{name} needs a package that is not installed: {_to_install(name, error)}"
         ) from error
+    except TypeError as error:
+        if render and "render_mode" in str(error):
+            raise TypeError(
+                f"pictures of {name} need a render_mode, which what makes it does not take: give "
+                "its class `def __init__(self, render_mode=None)` and self.render_mode"
+            ) from error
+        raise
 
 
 def _to_install(name: str, error: Exception) -> str:
@@ -317,6 +331,20 @@ def observation_reader(
         torch.float32,
         lambda observation: spaces.flatten(space, _in_space(space, observation, name)),
     )
+
+
+def observation_bounds(env: GymEnv) -> tuple[Tensor, Tensor] | None:
+    """The least and greatest numbers of an observation; None where its space is no Box.
+
+    >>> float(observation_bounds(GymEnv("MountainCar-v0"))[1][0])  # the position
+    0.6000000238418579
+    """
+    space = env.gym.observation_space
+    if not isinstance(space, spaces.Box):
+        return None
+    _, dtype, read = observation_reader(space, env.spec.name)
+    low, high = (torch.as_tensor(read(bound)).to(dtype) for bound in (space.low, space.high))
+    return low, high
 
 
 def _of_shape(space: spaces.Box, name: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -103,7 +103,6 @@ class RuleConnect4:
     """Wins if it can, else blocks, else looks `depth` plies ahead and counts open lines.
 
     With at most `exact_below` free cells it looks to the end of the game and plays perfectly.
-    Without numba a small depth is advisable: 4.
 
     >>> from raffia.envs.board import Connect4
     >>> game = Connect4(1)

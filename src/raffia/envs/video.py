@@ -34,6 +34,7 @@ Array = npt.NDArray[Any]
 SUFFIXES = (".gif", ".mp4")
 NUM_COLOURS = 128  # of a GIF; the console of Atari has as many
 NUM_SAMPLES = 32  # frames that determine the colours, where there are too many
+LONGEST = 2**16 - 1  # hundredths of a second, of two bytes
 SHORTEST = 2  # hundredths of a second: browsers show frames that are shorter at a tenth of a second
 
 
@@ -127,6 +128,11 @@ def _writer(suffix: str) -> Callable[[Array, float], bytes]:
 
 
 def _gif(frames: Array, fps: float) -> bytes:
+    if 100 / fps > LONGEST:
+        raise ValueError(
+            f"a GIF shows a frame for {LONGEST / 100} seconds at most: fps={fps:g} must be "
+            f"{100 / LONGEST:.2g} or more"
+        )
     every = max(1, math.ceil(fps * SHORTEST / 100))
     frames, step = frames[::every], 100 * every / fps  # the step in hundredths of a second
     ends = [round(step * (t + 1)) for t in range(len(frames))]

@@ -61,8 +61,8 @@ class RL_Dataset(ABC):
             )
         if max_len is not None and buckets and buckets[-1] > max_len:
             raise ValueError(
-                f"the last of buckets={tuple(buckets)} is longer than max_len={max_len}, the "
-                "model's context: remove it, or raise max_len"
+                f"the last of buckets={tuple(buckets)} is longer than max_len={max_len}, which no "
+                "row is: remove it, or raise max_len"
             )
         self.vocabulary = Vocabulary(tokenizer.num_tokens, tokenizer.pad_token_id)
         self.max_len, self.buckets = max_len, tuple(buckets)

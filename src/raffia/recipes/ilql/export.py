@@ -188,7 +188,8 @@ def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
         "pad_token_id": tokenizer.pad_token_id,
     }
     _write_trunk(folder, trunk, marks)
-    generation = _generation(decode, block_size, tokenizer.pad_token_id)
+    no_text = [tokenizer.pad_token_id, *range(tokenizer.num_tokens, model.trunk.vocab_size)]
+    generation = _generation(decode, block_size, no_text)
     write_json(folder / "generation_config.json", marks | generation)
     with_values, folders = config.loss.needs_values, {"trunk": ".", "target": "."}
     arrangement: dict[str, Any] = {
@@ -238,11 +239,13 @@ def _write_trunk(folder: Path, trunk: nn.Module, marks: Mapping[str, int]) -> No
             )
 
 
-def _generation(decode: DecodeConfig, block_size: int, pad: int) -> dict[str, Any]:
+def _generation(decode: DecodeConfig, block_size: int, no_text: list[int]) -> dict[str, Any]:
     """The settings of transformers' `generate`: the part of decoding that concerns the policy
     alone.
+
+    no_text: tokens that are no text, which are never chosen.
     """
-    found: dict[str, Any] = {"do_sample": decode.num_beams is None, "suppress_tokens": [pad]}
+    found: dict[str, Any] = {"do_sample": decode.num_beams is None, "suppress_tokens": no_text}
     if decode.num_beams is None:
         found["temperature"] = decode.temperature
         found["top_k"] = decode.top_k or 0
