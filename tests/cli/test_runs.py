@@ -187,6 +187,7 @@ evaluate runs/cartpole-0 --format mp4 => --format is that of the videos of --rec
 report runs/cartpole-0 --ot page.html => --out
 report runs/cartpole-0 --out mine => --out mine is a folder | runs/cartpole-0 --out mine/report.html
 list runs --in gone => --in gone is not a folder | raffia list runs
+list runs/cartpole-0 => is a folder, not a kind of things | raffia list runs --in runs/cartpole-0
 check-env CartPole-v1 --seed -1 => --seed: '-1' is not a whole number of at least 0
 play runs/game --num-simulations 0 => --num-simulations: '0' is not a whole number of at least 1
 play runs/cartpole-0 --secnd => --second

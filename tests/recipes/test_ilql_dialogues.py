@@ -160,6 +160,18 @@ def test_held_out_rows_are_shown_where_there_are_no_games(tmp_path):
     assert dialogue["ended"] and dialogue["v"][-1] is None
 
 
+def test_the_reading_of_files_is_told(tmp_path, monkeypatch):
+    config, lines = chats(tmp_path), []
+    make_corpus(config, None, lines.append)
+    assert not lines
+    monkeypatch.setattr("raffia.recipes.ilql.data.PAUSE", 0.0)
+    with_sizes(config, lines.append)
+    assert len(lines) == 10 and lines[1].startswith("reading dialogues: 2 rows so far, ")
+    train(replace(config, num_updates=1), tmp_path / "run", view=(view := Quiet()))
+    for what in ("reading", "encoding"):
+        assert any(line.startswith(f"{what} dialogues: 10 rows so far, ") for line in view.messages)
+
+
 def test_whole_utterances_are_one_decision_each(tmp_path):
     config = with_all(chats(tmp_path), decode=DecodeConfig(include_adv=False))
     config = with_all(config, loss__cql_weight=0.0, model__per_token=False)

@@ -129,7 +129,7 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
         from raffia.recipes.ilql import with_sizes
 
         given = any(flag.startswith(f"{TRUNK}vocab_size") for flag in _plain(settings))
-        return config if given else with_sizes(config)
+        return config if given else with_sizes(config, partial(print, flush=True))
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:
         """Name of a new run's folder: that of the data, if they were given."""

@@ -45,6 +45,9 @@ def list_all(words: Sequence[str]) -> int:
     args = parser.read(words)
     for kind in args.kinds:
         if kind not in KINDS:
+            if Path(kind).is_dir():
+                below = call("raffia", "list", "runs", "--in", kind)
+                raise UsageError(f"{kind!r} is a folder, not a kind of things to list", below)
             raise UsageError(
                 f"{kind!r} is not a kind of things to list{nearest(kind, KINDS)}",
                 *[call("raffia", "list", known) for known in KINDS],

@@ -7,7 +7,7 @@ drawn one by one, without an end); `DialogueDataset` is that of files, chats and
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,7 @@ class DialogueDataset(List_RL_Dataset):
         folder: Path | None = None,
         buckets: Sequence[int] = (),
         sort_window: int = 1,
+        progress: Callable[[int], None] | None = None,
     ) -> DialogueDataset:
         """The rows of a source as tokens.
 
@@ -147,6 +148,7 @@ class DialogueDataset(List_RL_Dataset):
             out, and `statistics()` counts it.
         folder: keep the tokens there, mapped to memory, so that they need not fit into it; they are
             made again when the source, the tokenizer or a setting is another one.
+        progress: called with the number of rows that were read, for each.
 
         >>> DialogueDataset.build(TranscriptDialogues([]), Vocabulary(9))
         Traceback (most recent call last):
@@ -164,7 +166,7 @@ class DialogueDataset(List_RL_Dataset):
         rules = RowRules(
             token_reward=token_reward, max_len=max_len, too_long=too_long, malformed=malformed
         )
-        store = build_store(source, tokenizer, rules, folder)
+        store = build_store(source, tokenizer, rules, folder, progress)
         return cls(store, tokenizer, max_len=max_len, buckets=buckets, sort_window=sort_window)
 
     @classmethod

@@ -71,11 +71,16 @@ class RowTooLongError(MalformedDataError):
 
 
 def read_points(
-    source: DialogueSource, tokenizer: Tokenizer, rules: RowRules, report: StoreReport
+    source: DialogueSource,
+    tokenizer: Tokenizer,
+    rules: RowRules,
+    report: StoreReport,
+    progress: Callable[[int], None] | None = None,
 ) -> Iterator[DataPoint]:
     """The rows of a source as data points; an error if none is left.
 
     report: counts those that are left out.
+    progress: called with the number of rows that were read, for each.
 
     >>> from types import SimpleNamespace
     >>> from raffia.lm.data.dialogue_sources import TranscriptDialogues
@@ -89,7 +94,9 @@ def read_points(
     ([[129, 65, 130, 133]], 1)
     """
     found = 0
-    for location, raw in source.rows():
+    for number, (location, raw) in enumerate(source.rows(), 1):
+        if progress is not None:
+            progress(number)
         try:
             point = _point(source.read, raw, location, tokenizer, rules.token_reward)
         except MalformedDataError as error:
@@ -163,6 +170,7 @@ def build_store(
     tokenizer: Tokenizer,
     rules: RowRules,
     folder: Path | None,
+    progress: Callable[[int], None] | None = None,
 ) -> TokenStore:
     """The store of a source: in memory, or in a folder, where it is made only if it has to be.
 
@@ -176,7 +184,7 @@ def build_store(
     ValueError: there are no rows to learn from: the source is empty
     """
     report = StoreReport()
-    points = read_points(source, tokenizer, rules, report)
+    points = read_points(source, tokenizer, rules, report, progress)
     if folder is None:
         return TokenStore.of(points, report)
     made_by = {

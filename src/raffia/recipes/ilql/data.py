@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -62,6 +63,7 @@ from raffia.train.experiment import RunError
 
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
 GUESS = {"words": 2, "letters": 7}  # tokens of the longest guess in the data, with its end
+PAUSE = 5.0  # seconds between lines that tell how far the files are read
 NON_WORD = "<?>"  # for whatever guess is not a word, where words are tokens
 
 
@@ -88,13 +90,16 @@ class Corpus:
         return code.hexdigest()
 
 
-def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
+def make_corpus(
+    config: ILQLRun, folder: Path | None, tell: Callable[[str], None] = lambda line: None
+) -> Corpus:
     """Read or play what the config names.
 
     folder: the run's, which holds the tokenizer and, of files, the tokens; None: none is written.
+    tell: gets a line each few seconds while files are read.
     """
     source = None if config.task == "wordle" else source_of(config.data)
-    tokenizer = find_tokenizer(config, folder, source, may_rebuild=True)
+    tokenizer = find_tokenizer(config, folder, source, may_rebuild=True, tell=tell)
     block_size = config.model.trunk.block_size
     if source is None:
         games = ObservationDialogues(play_games(config.wordle), name="the games")
@@ -125,6 +130,7 @@ def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
             folder=None if folder is None else folder / TOKENS,
             buckets=data.buckets,
             sort_window=data.sort_window,
+            progress=_Progress("encoding dialogues", tell),
         )
     if not whole.store.summary.num_actions.any():
         raise _without_actions(source, tokenizer, data, max_len)
@@ -345,6 +351,7 @@ def find_tokenizer(
     source: DialogueSource | None = None,
     *,
     may_rebuild: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Tokenizer:
     """The tokenizer in the run's folder; made, and written there, if it has none yet.
 
@@ -356,7 +363,7 @@ def find_tokenizer(
     274
     """
     if folder is None:
-        return make_tokenizer(config, source)
+        return make_tokenizer(config, source, tell)
     home = folder / TOKENIZER
     if (home / TOKENIZER_FILE).exists():
         try:
@@ -368,7 +375,7 @@ def find_tokenizer(
                     f"{error}. `raffia resume {folder}` makes the tokenizer again from the data; "
                     "or restore the file"
                 ) from error
-    made = make_tokenizer(config, source)
+    made = make_tokenizer(config, source, tell)
     made.save(home)
     write_manifest(home, [entry.name for entry in home.iterdir() if _is_of_tokenizer(entry)])
     return made
@@ -378,7 +385,11 @@ def _is_of_tokenizer(path: Path) -> bool:
     return path.name != MANIFEST and not is_unfinished(path.name)
 
 
-def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tokenizer:
+def make_tokenizer(
+    config: ILQLRun,
+    source: DialogueSource | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Tokenizer:
     """The tokenizer that a config describes."""
     if config.task == "wordle":
         if config.wordle.layout == "letters":
@@ -388,7 +399,8 @@ def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tok
     if data.tokenizer in ("characters", "words"):
         make = character_tokenizer if data.tokenizer == "characters" else WordTokenizer.from_texts
         with _named_as_settings():
-            return make(_texts(source or source_of(data), skip=data.malformed == "skip"))
+            skip, progress = data.malformed == "skip", _Progress("reading dialogues", tell)
+            return make(_texts(source or source_of(data), progress, skip=skip))
     path = Path(data.tokenizer)
     if (path / TOKENIZER_FILE).exists() and not data.chat_template:
         return load_tokenizer(path)
@@ -444,9 +456,25 @@ def _named_as_settings() -> Iterator[None]:
         raise MalformedDataError(error.path, error.where, f"{error.why}. {fix}") from error
 
 
-def _texts(source: DialogueSource, *, skip: bool) -> Iterator[str]:
+class _Progress:
+    """Tells how many rows were read and how many a second, each few seconds."""
+
+    def __init__(self, what: str, tell: Callable[[str], None]) -> None:
+        self._what, self._tell = what, tell
+        self._start = self._told = time.monotonic()
+
+    def __call__(self, num_rows: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= PAUSE:
+            self._told = now
+            rate = num_rows / (now - self._start)
+            self._tell(f"{self._what}: {num_rows:,} rows so far, {rate:,.0f} a second")
+
+
+def _texts(source: DialogueSource, progress: Callable[[int], None], *, skip: bool) -> Iterator[str]:
     """The texts of all rows."""
-    for location, raw in source.rows():
+    for number, (location, raw) in enumerate(source.rows(), 1):
+        progress(number)
         try:
             found: Any = source.read(raw, location)
         except MalformedDataError:

@@ -85,7 +85,7 @@ class ILQLExperiment(RunExperiment):
             can_evaluate, made_from = self._made_from(make_env)
             workers = RunWorkers(config, ROLES, made_from, view.message)
             opened.enter_context(closing(workers))
-            self.corpus = make_corpus(config, folder)
+            self.corpus = make_corpus(config, folder, view.message)
             refuse_unfit(config, self.corpus.tokenizer)
             environment = find_environment(config, make_env, self.corpus.tokenizer)
             self.making = begin_making(config, folder).on(config.device)

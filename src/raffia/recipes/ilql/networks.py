@@ -336,8 +336,10 @@ class Stoppable:
 LARGE = 10_000_000  # parameters of the layers, from which on more threads pay
 
 
-def with_sizes(config: ILQLRun) -> ILQLRun:
+def with_sizes(config: ILQLRun, tell: Callable[[str], None] = lambda line: None) -> ILQLRun:
     """The config with the sizes of the trunk as the language model's folder and the tokens require.
+
+    tell: gets a line each few seconds while a tokenizer is made from files.
 
     >>> with_sizes(ILQLRun()).model.trunk.vocab_size
     274
@@ -349,7 +351,7 @@ def with_sizes(config: ILQLRun) -> ILQLRun:
         weight_files(Path(config.language_model))
         shape["dropout"] = trunk.dropout
         trunk, least = replace(trunk, **shape), shape["vocab_size"]
-    num_tokens = make_tokenizer(config).num_tokens
+    num_tokens = make_tokenizer(config, tell=tell).num_tokens
     if lora.rank and lora.learn_embeddings is None:
         lora = replace(lora, learn_embeddings=num_tokens > least)
     trunk = replace(trunk, vocab_size=max(least, num_tokens))
