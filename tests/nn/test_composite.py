@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from raffia import TensorDict
 from raffia.nn import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.nn.distributions import CompositeDistribution as Composite
+from raffia.nn.distributions import Delta
 from tests.marks import refusals
 
 B, T, A = 2, 3, 5
@@ -260,6 +261,10 @@ def test_an_estimate_without_rsample_has_a_gradient():
     entropy.sum().backward()
     q = 1 - p.detach()
     assert_close(p.grad, torch.log(q / p.detach()), atol=0.05, rtol=0)
+
+
+def test_the_entropy_of_a_certain_value_is_minus_infinity():
+    assert of(x=Delta(torch.zeros(B, 1))).entropy()["x_entropy"].tolist() == [-math.inf] * B
 
 
 def test_aggregate_probabilities_is_deprecated():

@@ -446,7 +446,8 @@ def _estimated_entropy(dist: Any, samples_mc: int) -> Tensor:
     if dist.has_rsample:
         return -dist.log_prob(dist.rsample((samples_mc,))).mean(0)
     log_p = dist.log_prob(dist.sample((samples_mc,)))
-    return -(log_p * (1 + log_p - log_p.detach())).mean(0)
+    zero = (log_p - log_p.detach()).nan_to_num(0.0)  # also where log p is infinite, as of a `Delta`
+    return -(log_p * (1 + zero)).mean(0)
 
 
 _TREES = (dict, Node)  # what nested names may be given as; a composite is a member, not this
