@@ -320,6 +320,9 @@ REFUSED = [
     ({"reuse_memory": True, "prefetch": 1}, ValueError, "need their own memory"),
     ({"reuse_memory": True, "device": "cpu"}, ValueError, "need their own memory"),
     ({"num_rows": None}, ValueError, "its storage needs a max_size"),
+    ({"num_rows": True}, TypeError, "max_size=True must be a whole number"),
+    ({"storage": 100}, TypeError, "such as TensorStorage"),
+    ({"observation_keys": "obs"}, TypeError, "a list or a tuple of keys"),
 ]
 
 

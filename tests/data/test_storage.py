@@ -3,6 +3,7 @@
 import itertools
 from collections import OrderedDict, namedtuple
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
@@ -248,10 +249,11 @@ def test_invalid_rows_and_sizes_are_refused(tmp_path):
     for rows, match in BAD_ROWS:
         with pytest.raises(IndexError, match=match):
             storage.get(rows)
-    for size in (0, -1, 2.0, "3"):
+    for size in (0, -1, 2.0, "3", True):
         for cls in (TensorStorage, lambda n: MemmapStorage(n, tmp_path / "x")):
-            with pytest.raises(ValueError, match="at least 1"):
+            with pytest.raises((ValueError, TypeError), match="at least 1|whole number"):
                 cls(size)
+    assert TensorStorage(np.int64(3)).max_size == 3
     assert not (tmp_path / "x").exists()
     storage = TensorStorage(2**50)
     with pytest.raises(MemoryError, match=r"rows of 8 bytes: 8388608.0 GiB.*MemmapStorage"):

@@ -387,6 +387,9 @@ def test_a_list_storage_accepts_items_of_different_shapes(tmp_path):
     with pytest.raises(ValueError, match="load it into a ListStorage"):
         LazyTensorStorage(4).load(tmp_path / "saved")
     storage.clear()
+    assert len(storage.read([])) == 0
+    state.load_state_dict(storage.state_dict())
+    assert len(state) == 0
     assert len(storage) == 0 and storage.extend(torch.stack([episode(7)] * 2)).tolist() == [0, 1]
     assert lengths(storage.get([0, 1])) == [7, 7]
 

@@ -77,7 +77,7 @@ class MemmapStorage(Storage):
         self.lost = 0
         self._lock: WriterLock | None = None
         self._closed = False
-        self._size = max_size
+        self._size = max_size = int(max_size)
         self._files: RowFiles | None = None
         self._changed = False  # since the last flush
         self._unread: Tensor | None = None  # bool [max_size]: written before, not read here yet

@@ -181,7 +181,8 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
             )
         if data.layout is not torch.strided or data.is_nested or data.is_meta:
             raise StructureMismatch(
-                f"is a tensor that cannot be stored: {data.layout}, on {data.device}"
+                "is a tensor that cannot be stored: "
+                f"{'nested' if data.is_nested else data.layout}, on {data.device}"
             )
         if data.dtype not in DTYPE_NAMES:
             raise StructureMismatch(

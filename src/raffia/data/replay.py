@@ -594,6 +594,8 @@ class Both:
 
 def _items_at(index: Any, live: range) -> Tensor:
     """The numbers of items by their age; IndexError for an age out of range."""
+    if index is None or index is ...:
+        raise IndexError(f"items are chosen by an int, a slice, integers or a mask, not by {index}")
     mask = None if isinstance(index, slice) else torch.as_tensor(index)
     if mask is not None and mask.dtype is torch.bool:
         if mask.shape != (len(live),):

@@ -18,7 +18,7 @@ from raffia.data.priorities import BELOW_ONE
 from raffia.data.row_index import carried
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.hints import check_choice, check_range
-from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.keys import NestedKey, unravel_key_list, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
 
 OF_SEGMENTS = ("index", "priority_weight", "total")  # entries [B], one for all rows
@@ -74,7 +74,7 @@ def n_step_transitions(
     out = _rows(segments, 0)
     out.set(reward_key, (reward * weight).sum(1))
     out.set("discount", each.prod(1))
-    for key in observation_keys:
+    for key in unravel_key_list(observation_keys):
         out.set(("next", *unravel_key_to_tuple(key)), segments[key][:, n])
     return out
 

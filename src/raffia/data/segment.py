@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.buffer import check_options, check_same_generator, own_generator
+from raffia.data.buffer import (
+    check_is_storage,
+    check_options,
+    check_same_generator,
+    own_generator,
+)
 from raffia.data.priorities import StepPriorities
 from raffia.data.ring import EpisodeRing
 from raffia.data.row_feed import RowFeed
@@ -156,6 +161,7 @@ class SegmentReplayBuffer(SegmentSteps):
         prefetch: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
+        check_is_storage(storage)
         if storage.max_size is None:
             raise ValueError(
                 "a segment buffer overwrites its oldest steps, so its storage needs a max_size: "

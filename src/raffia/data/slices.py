@@ -15,7 +15,7 @@ from raffia.data.samplers import Draw, Sampler, SamplerWithoutReplacement
 from raffia.data.storage import Storage
 from raffia.data.structure import check_entries
 from raffia.data.torchrl_storages import refuse_others
-from raffia.hints import check_range
+from raffia.hints import check_count
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.signatures import shows_options_of
 
@@ -97,7 +97,7 @@ class SliceSampler(Sampler):
             raise ValueError("pass either end_key or traj_key, by which episodes are identified")
         for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
             if value is not None:
-                check_range(name, value, 1)
+                check_count(name, value, 1)
         self.num_slices, self.slice_len = num_slices, slice_len
         self.traj_key = None if traj_key is None else unravel_key(traj_key)
         self.end_key = None if end_key is None else unravel_key(end_key)

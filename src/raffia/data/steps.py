@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from raffia.data.structure import RowStructure
-from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.keys import (
+    MissingKeyError,
+    NestedKey,
+    unravel_key,
+    unravel_key_list,
+    unravel_key_to_tuple,
+)
 from raffia.tensordict.tensordict import TensorDict
 
 NEXT = "next"
@@ -29,7 +35,7 @@ class StepKeys:
     def __init__(
         self, observation: Sequence[NestedKey], terminated: NestedKey, truncated: NestedKey
     ) -> None:
-        self.observation = tuple([unravel_key(key) for key in observation])
+        self.observation = tuple(unravel_key_list(observation))
         self.terminated, self.truncated = terminated, truncated
         self.observation_paths = [unravel_key_to_tuple(key) for key in self.observation]
         self.flag_paths = [unravel_key_to_tuple(key) for key in (terminated, truncated)]

@@ -4,6 +4,7 @@ Rows are read and written by their number (`get`, `set`, `erase`), or appended t
 `add`), where item number n lies in row n % max_size until item n + max_size overwrites it.
 """
 
+import operator
 import os
 from abc import ABC, abstractmethod
 from typing import Any, overload
@@ -16,6 +17,7 @@ from raffia.data.processes import by_value, from_value
 from raffia.data.row_index import Index, OccupiedRows, as_rows, bounds, carried, selected, to_index
 from raffia.data.structure import RowStructure, StorageContents, from_state, numbers_of, to_state
 from raffia.files.folder import Content, Folder, load_folder, write_folder
+from raffia.hints import check_count
 from raffia.tensordict.node import Node
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
@@ -45,8 +47,9 @@ class Storage(ABC):
                 f"{type(self).__name__}({len(max_size) if max_size.ndim else 1}); "
                 "storage.extend(rows)"
             )
-        if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
-            raise ValueError(f"max_size must be a number of rows, at least 1; got {max_size!r}")
+        if max_size is not None:
+            check_count("max_size", max_size, 1)
+            max_size = operator.index(max_size)
         self._max_size = max_size
         self._device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         self._total = 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raffia.data import kernels
 from raffia.data.processes import by_value, from_value
-from raffia.hints import check_range
+from raffia.hints import check_count
 
 FAN_OUT = 16
 NO_MINIMUM = float("inf")
@@ -44,7 +44,7 @@ class SumTree:
     """
 
     def __init__(self, capacity: int) -> None:
-        check_range("capacity", capacity, 1)
+        check_count("capacity", capacity, 1)
         self.capacity = capacity
         starts = [0]  # where each level begins, from the leaves to the root
         width = capacity

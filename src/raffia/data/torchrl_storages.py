@@ -326,6 +326,8 @@ class ListStorage(TensorStorage):
 
     def _forget(self, rows: Tensor | None) -> None:
         if rows is None:
+            if self._apart is not None:  # rows lie side by side again
+                self._allocate(self.settled_structure(), self._max_size or 1)
             self._apart, self._kinds = None, {}
         elif self._apart is not None:
             for row in rows.tolist():
