@@ -1,12 +1,13 @@
 """raffia.functional.seeds: stable, distinct, in range."""
 
+import threading
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from raffia.functional.seeds import derive_seed, generator_for
+from raffia.functional.seeds import derive_seed, generator_for, global_draws
 
 
 def test_stays_the_same_in_every_process_and_release():
@@ -53,3 +54,31 @@ def test_generators():
     first, second = generator_for(3, "x"), generator_for(3, "x")
     torch.rand(5, generator=first)
     assert not torch.equal(torch.rand(3, generator=first), torch.rand(3, generator=second))
+
+
+def test_draws_from_the_global_generator_are_of_one_thread():
+    """Those of runs in threads were of each other's seeds."""
+    others, inside = [], threading.Event()
+
+    def other():
+        inside.wait(60)
+        with global_draws(1):
+            others.append(torch.rand(2))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    before = torch.default_generator.get_state()
+    with global_draws(0):
+        first = torch.rand(2)
+        inside.set()
+        thread.join(0.2)
+        second = torch.rand(2)
+    thread.join(60)
+    assert torch.default_generator.get_state().equal(before)
+    alone = torch.Generator().manual_seed(0)
+    for drawn, generator in (
+        (first, alone),
+        (second, alone),
+        (others[0], torch.Generator().manual_seed(1)),
+    ):
+        assert drawn.equal(torch.rand(2, generator=generator))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from raffia.data.rows import row_bytes
 from raffia.data.siphash import checked_key, checked_rounds, hashed
+from raffia.functional.seeds import global_draws
 
 __all__ = ["BinaryToDecimal", "RandomProjectionHash", "SipHash"]
 
@@ -154,8 +155,7 @@ class RandomProjectionHash(SipHash):
         if "generator" in inspect.signature(self.init_method).parameters:
             self.init_method(matrix, generator=torch.Generator().manual_seed(self.seed))
         else:  # it draws from the global one, if at all, which stays as it was
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
+            with global_draws(self.seed):
                 self.init_method(matrix)
         self.projection = matrix.to(x.device)
 

@@ -7,9 +7,13 @@ and drawing more for one purpose changes nothing of any other.
 import functools
 import hashlib
 import operator
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
+
+GLOBAL_DRAWS = threading.RLock()  # of who sets the state of torch's global generator, for a while
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
@@ -56,6 +60,24 @@ def generator_for(
     True
     """
     return torch.Generator(device).manual_seed(derive_seed(seed, *parts))
+
+
+@contextmanager
+def global_draws(seed: int) -> Iterator[None]:
+    """Draw from torch's global generator of the CPU as seeded, within the block, in one thread at
+    a time; its state is the same afterwards.
+
+    For what takes no generator, as the first weights of `torch.nn`.
+
+    >>> with global_draws(seed=3):
+    ...     a = torch.rand(2)
+    >>> with global_draws(seed=3):
+    ...     torch.equal(a, torch.rand(2))
+    True
+    """
+    with GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # those of other devices stay as they are
+        yield
 
 
 @functools.lru_cache(4096, typed=True)

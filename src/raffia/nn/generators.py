@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.functional.seeds import GLOBAL_DRAWS
 from raffia.tensordict.access import value_of
 from raffia.tensordict.keys import NestedKey, unravel_key
 
@@ -64,13 +65,14 @@ def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[N
             f"on {device}; create it there: torch.Generator({str(device)!r}).manual_seed(...)"
         )
     everybody = _global_generator(generator.device)
-    before = everybody.get_state()
-    everybody.set_state(generator.get_state())
-    try:
-        yield
-    finally:
-        generator.set_state(everybody.get_state())
-        everybody.set_state(before)
+    with GLOBAL_DRAWS:
+        before = everybody.get_state()
+        everybody.set_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(everybody.get_state())
+            everybody.set_state(before)
 
 
 def _global_generator(device: torch.device) -> torch.Generator:

@@ -19,7 +19,7 @@ from raffia.algorithms.efficientzero.planning import acting_numbers, action_samp
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
 from raffia.functional.optim import adamw, sgd, step_decay, warmup
-from raffia.functional.seeds import derive_seed
+from raffia.functional.seeds import derive_seed, global_draws
 from raffia.functional.trees import is_traced
 from raffia.learner import module_names, module_tree
 from raffia.tensordict.tensordict import TensorDict
@@ -83,8 +83,7 @@ class EfficientZeroLearner:
 
     def make_model(self, seed: int) -> LatentModel:
         """New networks as this learner trains; torch's own generator stays as it is."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with global_draws(seed):
             return self._make()
 
     def init(self, seed: int) -> TensorDict:
@@ -138,8 +137,8 @@ class EfficientZeroLearner:
         if not self._may_draw or is_traced() or batch["index"].device.type != "cpu":
             yield
             return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(int(state["step"]), "networks", int(batch["index"][0])))
+        first = int(batch["index"][0])
+        with global_draws(derive_seed(int(state["step"]), "networks", first)):
             yield
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:

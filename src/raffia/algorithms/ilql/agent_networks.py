@@ -23,6 +23,7 @@ from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig, TrunkConf
 from raffia.algorithms.ilql.learner import ILQLLearner, hyper_of, load_networks, networks_state
 from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
+from raffia.functional.seeds import global_draws
 from raffia.lm.folder import gpt2, read_config
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.model import LanguageModel
@@ -169,8 +170,7 @@ class AgentNetworks(TensorDictModuleBase):
     def _take_shape(self, trunk: TrunkConfig, gone: int, seed: int) -> None:
         settings = replace(self.config, model=replace(self.config.model, trunk=trunk))
         old, training, opt = self.learner_state(), self.training, self.opt
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with global_draws(seed):
             model = ILQLModel(settings.model)
         model.to(self.device, next(self.model.parameters()).dtype)
         self.install(model, make_target(model), settings)

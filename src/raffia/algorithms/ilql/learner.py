@@ -18,7 +18,7 @@ from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
 from raffia.functional.optim import adamw, cosine_decay, linear, warmup
-from raffia.functional.seeds import derive_seed
+from raffia.functional.seeds import GLOBAL_DRAWS, derive_seed, global_draws
 from raffia.functional.trees import is_traced
 from raffia.learner import module_names, module_tree
 from raffia.nn.params import update_target
@@ -91,8 +91,7 @@ class ILQLLearner:
         >>> torch.equal(first.v[0].weight, second.v[0].weight)
         True
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with global_draws(seed):
             return self._make()
 
     def init(self, seed: int) -> TensorDict:
@@ -216,7 +215,8 @@ class ILQLLearner:
                 "set dropout=0.0"
             )
         device = batch["tokens"].device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        devices = [device] if device.type == "cuda" else []
+        with GLOBAL_DRAWS, torch.random.fork_rng(devices=devices):
             seed, step = int(state["dropout_seed"]), int(state["step"])
             part = [int(batch["index"][0])] if "index" in batch.keys() else []
             torch.manual_seed(derive_seed(seed, "dropout", step, *part))

@@ -27,7 +27,7 @@ from raffia.algorithms.ilql.model import ILQLModel, make_trunk
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.files import DamagedFileError
 from raffia.files.folder import load_folder, write_folder
-from raffia.functional.seeds import derive_seed
+from raffia.functional.seeds import derive_seed, global_draws
 from raffia.learner import module_tree
 from raffia.lm.data.utterances import Observation
 from raffia.lm.folder import gpt2_settings, load_gpt2, read_config, weight_files
@@ -84,8 +84,7 @@ class Making:
         >>> torch.equal(making.first().v[0].weight, making.first().v[0].weight)
         True
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with global_draws(self.seed):
             if not self.config.language_model:
                 return self.fresh()
             return self._around(starting_model(self.config))
@@ -287,7 +286,7 @@ class Networks:
     def __init__(
         self, config: ILQLConfig, device: str = "cpu", *, making: Making | None = None
     ) -> None:
-        with torch.random.fork_rng(devices=[]):  # drawn weights are replaced in any case
+        with global_draws(0):  # drawn weights are replaced in any case
             model = ILQLModel(config.model) if making is None else making.fresh()
         self.loss = Loss(model, config.loss, precision=config.precision).to(device).eval()
         self.loss.requires_grad_(False)
