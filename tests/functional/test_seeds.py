@@ -1,6 +1,7 @@
 """raffia.functional.seeds: stable, distinct, in range."""
 
 import threading
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -58,27 +59,21 @@ def test_generators():
 
 def test_draws_from_the_global_generator_are_of_one_thread():
     """Those of runs in threads were of each other's seeds."""
-    others, inside = [], threading.Event()
+    drawn, both = {}, threading.Barrier(2)
 
-    def other():
-        inside.wait(60)
-        with global_draws(1):
-            others.append(torch.rand(2))
+    def draw(seed):
+        with global_draws(seed):
+            first = torch.rand(2)
+            with suppress(threading.BrokenBarrierError):  # only one is here
+                both.wait(0.5)
+            drawn[seed] = torch.cat([first, torch.rand(2)])
 
-    thread = threading.Thread(target=other)
-    thread.start()
     before = torch.default_generator.get_state()
-    with global_draws(0):
-        first = torch.rand(2)
-        inside.set()
-        thread.join(0.2)
-        second = torch.rand(2)
-    thread.join(60)
+    threads = [threading.Thread(target=draw, args=(seed,)) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert torch.default_generator.get_state().equal(before)
-    alone = torch.Generator().manual_seed(0)
-    for drawn, generator in (
-        (first, alone),
-        (second, alone),
-        (others[0], torch.Generator().manual_seed(1)),
-    ):
-        assert drawn.equal(torch.rand(2, generator=generator))
+    for seed, found in drawn.items():
+        assert found.equal(torch.rand(4, generator=torch.Generator().manual_seed(seed)))
