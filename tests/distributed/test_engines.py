@@ -14,6 +14,7 @@ from contextlib import closing
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,13 +32,14 @@ from raffia.distributed import (
     Workers,
     check_engine,
     process,
+    ray_cluster,
 )
 from raffia.distributed import ray as ray_engine
 from raffia.distributed.arrays import pack, parts_of, unpack
 from raffia.distributed.check_engine import COUNTER
 from raffia.distributed.process import END, _serve
 from raffia.distributed.ray import RayEngine, VersionError
-from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
+from raffia.distributed.ray_cluster import Room, require_room, require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.signals import stop_on_signals
 from tests.processes import descendants, environment, wait_for
@@ -600,6 +602,18 @@ def test_room_is_counted_for_each_machine(too_much):
         require_room(machines, too_much)
     with pytest.raises(ValueError, match="whose machines have none"):
         require_room([], too_much)
+
+
+def test_a_worker_that_has_room_is_not_reported_to_wait_for_it(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "FIRST_MESSAGE", -1.0)
+    lines = []
+    cluster = SimpleNamespace(message=lines.append, address="head:1", resources=lambda: "none free")
+    for has_room in (True, False):
+        # As Ray's, which with 0 seconds says of a group with room now and then that it has none.
+        group = SimpleNamespace(wait=lambda seconds, has_room=has_room: has_room and seconds > 0)
+        Room(cluster, group, "Role 0", Needs()).report()
+        assert len(lines) == (not has_room)
+    assert "Role 0 has waited 0 s for room: 1 CPUs" in lines[0]
 
 
 def test_versions_of_a_cluster_are_compared():

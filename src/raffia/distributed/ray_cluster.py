@@ -295,7 +295,7 @@ class Room:
     def report(self) -> None:
         """Report that it is waited for, if that was not reported for a while."""
         now = time.monotonic()
-        if now < self._next_message or self._group.wait(0):
+        if now < self._next_message or self._group.wait(1):  # with 0 Ray may not look
             return
         self._next_message = now + MESSAGE_EVERY
         self._cluster.message(
