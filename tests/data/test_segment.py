@@ -681,3 +681,20 @@ def test_entries_of_dtypes_that_torch_cannot_index(dtype, on_disk, tmp_path):
     found = buffer.read(torch.tensor([1, 3]))
     assert found["obs"][:, 0, 1].int().tolist() == [8, 8] and found["action"][1].tolist() == [4, 0]
     assert found["obs"][1, 1].int().tolist() == [8, 16]
+
+
+def test_samples_do_not_depend_on_the_default_dtype_of_torch():
+    def samples():
+        buffer = filled(num_episodes=2, generator=rng(), **BY_PRIORITY)
+        return buffer.sample(6), buffer.read(drawable(buffer))
+
+    expected = samples()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = samples()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        one["reward"] = one["reward"].float()  # those of the test's steps
+        for key, value in other.items():
+            assert one[key].dtype == value.dtype and one[key].equal(value), key

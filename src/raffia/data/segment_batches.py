@@ -301,7 +301,7 @@ def kinds_of_rows(absorb: Collection[str]) -> Kinds:
     """What counts of rows by their kind; the ends of `absorb` are absorbing."""
     if isinstance(absorb, str) or not set(absorb) <= set(CLOSED):
         raise ValueError(f"absorb={absorb!r} must be a collection of some of {list(CLOSED)}")
-    mask, discount = torch.ones(5, dtype=torch.bool), torch.zeros(5)
+    mask, discount = torch.ones(5, dtype=torch.bool), torch.zeros(5, dtype=torch.float32)
     for end, kind in CLOSED.items():
         mask[kind] = end in absorb
     discount[STEP] = 1.0
