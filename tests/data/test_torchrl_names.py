@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raffia import LazyStackedTensorDict, TensorDict
+from raffia import LazyStackedTensorDict, TensorDict, lazy_stack
 from raffia.data import (
     CapacityError,
     LazyMemmapStorage,
@@ -280,6 +280,20 @@ def test_a_rank_with_several_elements_is_reduced(reduction, expected):
     buffer = best(2, reduction=reduction)
     buffer.extend(TensorDict(score=torch.tensor(ranks), obs=torch.arange(5), batch_size=[5]))
     assert buffer[:]["obs"].sort().values.tolist() == expected  # what TorchRL keeps
+
+
+def test_rollouts_of_different_lengths_are_ranked():
+    writer = TensorDictMaxValueWriter(rank_key="score")
+    buffer, draw, everything = buffer_of(ListStorage(3), writer=writer), random.Random(0), []
+    for n in (2, 1, 3, 1, 2, 3, 1, 2):
+        rollouts = [scored(*draw.choices(range(9), k=draw.randint(1, 4))) for _ in range(n)]
+        if n == 1:
+            buffer.add(rollouts[0])
+        else:
+            buffer.extend(rollouts if n == 2 else lazy_stack(rollouts))
+        everything += [int(one["score"].sum()) for one in rollouts]
+        found = [int(one["score"].sum()) for one in buffer.storage.get(slice(None))]
+        assert sorted(found) == sorted(everything)[-3:]
 
 
 def test_invalid_ranks_change_nothing():

@@ -1,5 +1,7 @@
 """Writers, by the names of TorchRL: over the oldest items, over the least ones, or none."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from raffia.data.torchrl_storages import refuse_others
 from raffia.hints import check_choice
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, unravel_key_to_tuple
+from raffia.tensordict.lazy import lazy_stack
 
 
 class Writer:
@@ -110,7 +113,10 @@ class TensorDictMaxValueWriter(Writer):
         size = storage.max_size
         if size is None:
             raise ValueError("a writer that holds the best items needs a storage with a max_size")
-        data = rows_of(data, storage.structure)
+        if storage.mixes_shapes and type(data) is list and all(map(is_tensor_collection, data)):
+            data = lazy_stack(data) if data else rows_of(data, storage.structure)
+        else:
+            data = rows_of(data, storage.structure)
         if not is_tensor_collection(data):
             raise TypeError(
                 "items that are ranked by an entry must be containers; got a "
@@ -118,20 +124,20 @@ class TensorDictMaxValueWriter(Writer):
             )
         storage.check(data)
         path = unravel_key_to_tuple(self.rank_key)
-        given = data.get(path, None)
-        if given is None:
+        if path not in data.keys(True):
             raise MissingKeyError(
                 f'the items have no entry "{dotted(self.rank_key)}" to rank them by: pass '
                 "TensorDictMaxValueWriter(rank_key=...)"
             )
-        new = self._ranks(given)
+        given = data.select(path)
+        new = self._ranks(lambda items: given[items].get(path), torch.arange(len(data)))
         if bool(new.isnan().any()):
             raise ValueError(
                 f'"{dotted(self.rank_key)}" is NaN, which cannot be ranked. Nothing was changed'
             )
         num_old = len(storage)
         old_rows = torch.arange(storage.total - num_old, storage.total) % size  # the oldest first
-        old = self._ranks(storage.entry(path, old_rows)) if num_old else new[:0]
+        old = self._ranks(partial(storage.entry, path), old_rows) if num_old else new[:0]
         best = torch.cat([old, new]).sort(descending=True, stable=True).indices[:size]
         stored = (best[best >= num_old] - num_old).sort().values
         overwritten = max(0, num_old + len(stored) - size)
@@ -142,12 +148,21 @@ class TensorDictMaxValueWriter(Writer):
             early = torch.arange(overwritten)  # indices of those that will be overwritten
             stays = early[~torch.isin(early, leaves)]
             goes = leaves[leaves >= overwritten]
-            if len(stays):
-                storage.set(old_rows[goes], storage.read(old_rows[stays]))
+            moves = [(old_rows[goes], old_rows[stays])] if len(stays) else []
+            if storage.mixes_shapes:
+                moves = list(zip(old_rows[goes], old_rows[stays], strict=True))
+            for to, source in moves:
+                storage.set(to, storage.read(source))
         return data[stored], stored
 
-    def _ranks(self, entry: Tensor) -> Tensor:
-        entry = entry.detach().cpu().double()
+    def _ranks(self, read: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
+        """The ranks of items, whose entry is read at once, or one by one if their shapes differ."""
+        try:
+            entry = read(items).detach().cpu().double()
+        except (ValueError, RuntimeError):
+            if len(items) < 2:
+                raise
+            return torch.cat([self._ranks(read, one) for one in items.split(1)])
         each = entry.shape[1:].numel()
         ranks: Tensor = REDUCTIONS[self.reduction](entry.reshape(len(entry), each))
         return ranks
