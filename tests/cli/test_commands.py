@@ -118,6 +118,25 @@ def test_errors_become_a_line_and_an_exit_status(error, status, message, monkeyp
         assert capsys.readouterr().err == f"{message}raffia resume runs/x\n"
 
 
+def test_a_home_after_an_equals_sign_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    words = []
+    monkeypatch.setattr(commands, "dispatch", lambda given: words.extend(given) or 0)
+    main(["train", "--run=~/runs/a", "--title=~", "a=~/b", "~/c"])
+    assert words == ["train", f"--run={tmp_path}/home/runs/a", "--title=~", "a=~/b", "~/c"]
+
+
+def test_a_folder_that_was_removed_is_told(monkeypatch, tmp_path, capsys):
+
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["list"]) == 2
+    assert capsys.readouterr().err.startswith("error: the folder that this shell is in was removed")
+
+
 def test_errors_of_raffia_are_one_line_and_bugs_show_a_traceback(monkeypatch, capsys):
     assert main(["--debug", "evalute"]) == 1
     assert "Traceback" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr does: a path may have any letters
         sys.stdout.reconfigure(errors="backslashreplace")
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = [_with_home(word) for word in (sys.argv[1:] if argv is None else argv)]
     debug = "--debug" in words
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str], debug: bool) -> int:
     try:
+        _require_folder()
         status = dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()  # a reader that has gone is noticed here
         return status
@@ -90,6 +91,22 @@ def _run(words: Sequence[str], debug: bool) -> int:
             return 1
         _print_error(error, words)
         return 2 if _is_usage(error) else 1
+
+
+def _with_home(word: str) -> str:
+    """A flag with a path like `--run=~/x`, in which shells leave the ~ as it is."""
+    name, equals, value = word.partition("=")
+    if name.startswith("--") and value.startswith("~/"):
+        return f"{name}{equals}{os.path.expanduser(value)}"
+    return word
+
+
+def _require_folder() -> None:
+    """Refuse to start where torch would end the process with a text about its libraries."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the folder that this shell is in was removed: cd to another") from None
 
 
 def _show_warning(message: Warning | str, *position: object, **more: object) -> None:
