@@ -66,6 +66,21 @@ def test_equals_torch_optim_over_warmed_up_steps(case, kind):
     assert opt["count"] == 7
 
 
+@pytest.mark.parametrize("make", [sgd, lambda: sgd(0.0), adamw])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_a_cpu_is_that_of_float32_but_for_rounding(make, dtype):
+    generator = torch.Generator().manual_seed(0)
+    start, *grads = torch.randn(4, 100, generator=generator).to(dtype).unbind()
+    found = {}
+    for kind in (dtype, torch.float32):
+        optimizer, params = make(), {"w": start.to(kind, copy=True)}
+        opt = optimizer.init(params)
+        for grad in grads:
+            params, opt = optimizer.update(params, {"w": grad.to(kind)}, opt, learning_rate=0.1)
+        found[kind] = params["w"].float()
+    assert_close(found[dtype], found[torch.float32], rtol=0.02, atol=0.03)
+
+
 def in_vmap(optimizer: Optimizer):
     """The update of one member of a population: by the formula, not by a fused kernel."""
 

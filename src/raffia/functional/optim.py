@@ -45,7 +45,8 @@ class Update(Protocol):
         """Parameters and the optimiser's state after one step.
 
         A plain call writes to the memory of `params` and `opt` and gives them back; within
-        `torch.vmap` and `torch.compile`, and where leaves are strided views, the results are new.
+        `torch.vmap` and `torch.compile`, where leaves are strided views, and of `sgd` in half
+        precision on a CPU, the results are new.
         Gradients are only read.
 
         weight_decay: `None` for the one that the optimiser was made with. A plain call looks at
@@ -149,7 +150,9 @@ def sgd(
         slots = [momentum * slot + g for slot in slots]
         return p - rate * (g + momentum * slots[0] if nesterov else [g, *slots][-1]), slots
 
-    return _optimizer(("momentum",) if momentum else (), kernel, formula, weight_decay)
+    # torch 2.13's kernel mixes up the elements of half precision on a CPU, from 16 of them on.
+    names = ("momentum",) if momentum else ()
+    return _optimizer(names, kernel, formula, weight_decay, takes_halves_on_cpu=False)
 
 
 Kernel = Callable[[Leaves, Leaves, list[Leaves], Tensor, Any, float], None]
@@ -163,6 +166,8 @@ def _optimizer(
     kernel: Kernel,  # writes to all leaves of one member in one pass over memory
     formula: Formula,  # the same for one leaf, as new tensors; rates broadcast over its members
     default_decay: float,
+    *,
+    takes_halves_on_cpu: bool = True,  # whether the kernel does
 ) -> Optimizer:
     width = 1 + len(names)
 
@@ -185,7 +190,7 @@ def _optimizer(
         if is_traced():
             return by_formula(params, p, g, slots, opt["count"], learning_rate, decay)
         with torch.no_grad():
-            if not _fits_kernel(p, slots):
+            if not _fits_kernel(p, slots) or not takes_halves_on_cpu and _is_half_on_cpu(p[0]):
                 return by_formula(params, p, g, slots, opt["count"], learning_rate, decay)
             count = opt["count"].add_(1)
             g = [
@@ -254,6 +259,10 @@ def _fits_kernel(p: Leaves, slots: list[Leaves]) -> bool:
             if moment.dtype != leaf.dtype or moment.stride() != leaf.stride():
                 return False
     return True
+
+
+def _is_half_on_cpu(leaf: Tensor) -> bool:
+    return leaf.dtype in (torch.float16, torch.bfloat16) and leaf.device.type == "cpu"
 
 
 def _is_channels_last(leaf: Tensor) -> bool:
