@@ -14,7 +14,7 @@ from raffia.envs.board import Connect4, TicTacToe
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero import match as matches
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.report.page import PLAYED_BY_PEOPLE
+from raffia.report.folder import PLAYED_BY_PEOPLE
 from raffia.tensordict.tensordict import TensorDict
 
 

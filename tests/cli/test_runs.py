@@ -238,6 +238,11 @@ def test_an_unknown_device_is_refused(args, device, why, here, recipe, capsys):
     assert message.endswith("\n  raffia doctor\n") and recipe.calls == []
 
 
+def test_of_what_nobody_can_play_no_game_is_suggested(here, capsys):
+    make_run("runs/a", rows=STOPPED)
+    assert error_of("chat runs/a", capsys).splitlines()[1:] == ["  raffia evaluate runs/a"]
+
+
 def test_without_a_run_the_newest_are_offered(here, capsys):
     for number, name in enumerate(["a", "b", "c", "d"]):
         run = make_run(f"runs/{name}", rows=STOPPED)

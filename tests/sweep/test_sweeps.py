@@ -281,6 +281,8 @@ def test_the_resume_calls_of_taken_folders_name_the_algorithm(inline, capsys):
     for folder in (inline, next((inline / "runs").iterdir())):
         assert main(sweep_args(folder)) == 2
         assert f"raffia resume {folder} --algorithm {DQN}\n" in capsys.readouterr().err
+    assert main(["resume", str(inline), "--algorithm", DQN, "--seeds", "3"]) == 2
+    assert f"raffia resume {inline} --algorithm {DQN}\n" in capsys.readouterr().err
 
 
 @pytest.fixture

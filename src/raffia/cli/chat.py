@@ -12,6 +12,7 @@ from raffia.cli.parser import Parser, UsageError
 from raffia.cli.runs import chosen_run, config_of_kind, run_parser
 from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
+from raffia.report.folder import PLAYED_BY_PEOPLE, summarise
 
 ABOUT = """\
 Talk to a trained ILQL agent in the terminal. You play the part of its environment, and it answers
@@ -38,7 +39,8 @@ def chat(words: Sequence[str]) -> int:
     args = _parser().read(words)
     start = "raffia train ilql --preset wordle"
     run = chosen_run(args.run, "chat", lambda run: run.algorithm == "ilql", start)
-    calls = [call("raffia", command, run) for command in ("play", "evaluate")]
+    plays = ["play"] if summarise(run).env in PLAYED_BY_PEOPLE else []
+    calls = [call("raffia", command, run) for command in (*plays, "evaluate")]
     config = config_of_kind(ILQLRun, run, *calls)
     if config.population.size > 1:  # whose best member may speak with numbers of its own
         waiting(f"looking at the best member of {run} ...")

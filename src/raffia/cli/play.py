@@ -12,6 +12,7 @@ from raffia.cli.runs import chosen_run, config_of_kind, run_parser
 from raffia.cli.style import call, waiting
 from raffia.cli.terminal import Terminal
 from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.report.folder import PLAYED_BY_PEOPLE
 
 if TYPE_CHECKING:
     from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought
@@ -38,15 +39,13 @@ def play(words: Sequence[str]) -> int:
     parser.add_argument("--second", action="store_true", help="let the agent move first")
     parser.flag("--num-simulations N", "simulations of the agent's search per move", whole(1))
     args = parser.read(words)
-    from raffia.recipes.efficientzero.match import GAMES
-
-    first = call("raffia", "train", "efficientzero", "--preset", next(iter(GAMES)))
-    run = chosen_run(args.run, "play", lambda run: run.env in GAMES, first)
+    first = call("raffia", "train", "efficientzero", "--preset", PLAYED_BY_PEOPLE[0])
+    run = chosen_run(args.run, "play", lambda run: run.env in PLAYED_BY_PEOPLE, first)
     talk = call("raffia", "chat", run), call("raffia", "evaluate", run)
     game = config_of_kind(EfficientZeroRun, run, *talk).env.id
-    if game not in GAMES:
+    if game not in PLAYED_BY_PEOPLE:
         raise UsageError(
-            f"{run} plays {game}; a person can play {' and '.join(GAMES)}",
+            f"{run} plays {game}; a person can play {' and '.join(PLAYED_BY_PEOPLE)}",
             first,
             call("raffia", "evaluate", run, "--record"),
         )

@@ -113,9 +113,9 @@ def summary_line(run: RunSummary) -> str:
     >>> summary_line(RunSummary(Path("runs/a"), "stopped", env_step=3400, best_return=187.0))
     'stopped after 3,400 environment steps, best return 187.0'
     """
-    steps = "" if run.update is None else f" after {number(run.update, 0)} updates"
+    steps = "" if run.update is None else f" after {plural(run.update, 'update')}"
     if run.env_step is not None:
-        steps = f" after {number(run.env_step, 0)} environment steps"
+        steps = f" after {plural(run.env_step, 'environment step')}"
     best = "" if run.best_return is None else f", best return {number(run.best_return)}"
     return f"{STATES.get(run.state, printable(run.state))}{steps}{best}"
 
@@ -256,8 +256,8 @@ def require_device(name: str, is_here: bool = True) -> None:
 
 def end_line(result: RunResult) -> str:
     """The line at a session's end: reason, length, result."""
-    played = result.env_step is not None
-    steps = f"{number(result.env_step, 0)} environment steps, " if played else ""
+    step = result.env_step
+    steps = "" if step is None else f"{plural(step, 'environment step')}, "
     updates = f"{plural(result.update, 'update')} in {duration(result.seconds)}"
     best = "" if result.best_return is None else f"; best mean return {number(result.best_return)}"
     return f"{result.folder} {STATES.get(result.reason, result.reason)}: {steps}{updates}{best}"

@@ -176,7 +176,7 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     if others:
         raise UsageError(
             f"{others[0]} cannot be changed when a sweep is resumed; only {', '.join(HOW)} can",
-            call("raffia", "resume", folder),
+            resume_call(folder),
         )
     if not is_sweep(folder):
         raise UsageError(f"{folder} is not the folder of a sweep", "raffia sweep --help")

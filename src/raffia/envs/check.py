@@ -18,6 +18,7 @@ from raffia.envs import check_play as play
 from raffia.envs.check_play import Bare, ContractError, ContractNote
 from raffia.envs.env import BatchEnv, Box, Env, EnvSpec, FastForwardBatch
 from raffia.files import shown
+from raffia.hints import plural
 from raffia.tensordict.tensordict import TensorDict
 
 Subject = TypeVar("Subject")
@@ -299,7 +300,7 @@ def _check_ends(subject: EnvUnderTest) -> str:
             f"no episode ended in {subject.num_steps} steps",
             "set max_episode_steps, unless episodes are meant to be this long",
         )
-    return f"{num_ended} episodes ended"
+    return f"{plural(num_ended, 'episode')} ended"
 
 
 def _check_ended_rows(subject: EnvUnderTest) -> str:

@@ -277,7 +277,10 @@ def describe_workers(run: Any) -> list[str]:
         lines.append(f"{run.learners.num} processes share {what}{follow_at}")
     if population.workers:
         at = where(run.engine)
-        lines.append(f"{population.workers} workers {at} share {population.size} members")
+        share = "share" if population.workers > 1 else "has all"
+        lines.append(
+            f"{plural(population.workers, 'worker')} {at} {share} {population.size} members"
+        )
     if evaluators.play_elsewhere:
         lines.append(
             f"{plural(max(1, evaluators.num), 'evaluator')} "

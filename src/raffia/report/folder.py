@@ -21,6 +21,7 @@ from raffia.report.rows import Row, counted_rows, evaluations_of, key_rows, numb
 
 LARGEST = 50_000_000  # bytes of a file of JSON
 ABOUT = ("run", "preset", "versions")  # of config.json: what is not a setting
+PLAYED_BY_PEOPLE = ("tictactoe", "connect4")  # environments that `raffia play` has
 MANIFEST = "sweep.json"  # of a folder of many runs, which lie in its folder "runs"
 _FEW = 6  # names in an error
 

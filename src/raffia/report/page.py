@@ -15,7 +15,7 @@ from raffia.draw.markup import Html, el, join
 from raffia.files import make_folder, write_atomically
 from raffia.report.artifacts import checkpoints, played_sections
 from raffia.report.dialogues import dialogues
-from raffia.report.folder import Run, read_run
+from raffia.report.folder import PLAYED_BY_PEOPLE, Run, read_run
 from raffia.report.groups import Groups, flat, grouped, preset_values, written
 from raffia.report.heads import head
 from raffia.report.markup import table, toned
@@ -28,7 +28,6 @@ from raffia.report.sections import learning, speed, training
 from raffia.report.style import STYLE
 
 _MOST_SHOWN = 4  # runs of which commands are shown
-PLAYED_BY_PEOPLE = ("tictactoe", "connect4")  # environments that `raffia play` has
 
 
 def page(

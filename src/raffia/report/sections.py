@@ -242,7 +242,7 @@ def _differences(groups: Groups) -> Html:
     shown = table(["setting", *heads], rows)
     if len(rows) <= _MOST_SETTINGS:
         return shown
-    return el("details", el("summary", f"In {len(rows)} settings"), shown)
+    return el("details", el("summary", f"In {plural(len(rows), 'setting')}"), shown)
 
 
 def _time_row(run: Run, parts: Mapping[str, float], names: Sequence[str]) -> list[str]:

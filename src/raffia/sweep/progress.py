@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
 
+from raffia.hints import plural
 from raffia.report.folder import RunSummary
 from raffia.train.view import Output, duration, score
 
@@ -31,7 +32,7 @@ class Progress:
     def __str__(self) -> str:
         parts = [
             duration(self.seconds),
-            f"{self.num_done} of {self.num_runs} runs done, {len(self.running)} running",
+            f"{self.num_done} of {plural(self.num_runs, 'run')} done, {len(self.running)} running",
             *([f"{self.num_failed} failed"] if self.num_failed else []),
             *([] if self.seconds_left is None else [f"{duration(self.seconds_left)} left"]),
         ]

@@ -21,6 +21,7 @@ from raffia.files import (
     write_manifest,
 )
 from raffia.functional.seeds import derive_seed
+from raffia.hints import plural
 from raffia.lm.data.data_point import ConstantTokenReward
 from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
 from raffia.lm.data.dialogue_building import RowRules, RowTooLongError, read_points
@@ -198,7 +199,7 @@ def describe_corpus(corpus: Corpus) -> str:
         f"({returns.min():.4g} to {returns.max():.4g}), deviation {returns.std():.3g}"
     )
     if found.num_skipped:
-        text += f"; {found.num_skipped:,} rows skipped"
+        text += f"; {plural(found.num_skipped, 'row')} skipped"
     if corpus.held_out is not None:
         text += f"; {len(corpus.held_out):,} more held out"
     return text
