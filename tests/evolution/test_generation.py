@@ -119,6 +119,17 @@ def test_fitness_is_the_mean_of_the_last_evaluations_and_copies_inherit_it():
     assert after.fitness == [(last[parent] + new) / 2 for parent, new in both]
 
 
+@pytest.mark.parametrize("method", ["tournament", "truncation"])
+def test_no_member_that_is_nan_survives_while_another_is_finite(method):
+    selection = SelectionConfig(method=method, tournament_size=1, elitism=False)
+    for finite in ([2], [0, 3], []):
+        evolution = Evolution(4, selection, NOTHING)
+        evolution.record([1.0 if member in finite else math.nan for member in range(4)])
+        parents = set(evolution.step(state_of(4), draws())[1].parents)
+        assert parents <= set(finite or range(4))
+        assert len(parents) > 1 or len(finite) == 1
+
+
 @pytest.mark.parametrize(("eval_loop", "worst"), [(1, math.nan), (3, math.inf), (3, -math.inf)])
 def test_a_resumed_evolution_continues_with_the_same_generations(eval_loop, worst):
     selection = SelectionConfig(eval_loop=eval_loop)

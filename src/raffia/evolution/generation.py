@@ -141,6 +141,8 @@ class Evolution:
                 generator=generator,
             )
             best = 0
+        if fitness.max() > -torch.inf:  # of members that are NaN none learns any more
+            parents[fitness[parents] == -torch.inf] = fitness.argmax()
         return parents, best if selection.elitism else None
 
     def _named(self, parents: list[int], best: int | None) -> list[int]:
