@@ -23,6 +23,7 @@ from raffia.search import (
     search,
     with_sampled_actions,
 )
+from raffia.search.policies import root_dirichlet, root_gumbel
 
 from .table import BACKENDS, STATES, A, B, random_table, root, run
 
@@ -244,8 +245,14 @@ CALLS = [
     (lambda: PUCT(tie_seed=SEEDS), ValueError, "ties='lowest'.*tie_seed"),
     (
         lambda: run(select=PUCT(ties="random", tie_seed=torch.zeros(5, dtype=torch.long))),
-        *(ValueError, r"tie_seed has shape \(5,\).*4 roots"),
+        *(ValueError, r"tie_seed is torch.int64 \[5\].*4 roots"),
     ),
+    (
+        lambda: run(select=PUCT(ties="random", tie_seed=torch.zeros(4))),
+        *(ValueError, r"tie_seed is torch.float32 \[4\].*pass an int64 tensor \[4\]"),
+    ),
+    (lambda: root_gumbel(SEEDS.int(), 3), ValueError, r"torch.int32 \[4\]; it must be int64"),
+    (lambda: root_dirichlet(SEEDS.int(), 3, 0.3), ValueError, r"torch.int32 \[4\]; it must be"),
     (lambda: run(select=Gumbel(root_gumbel=torch.zeros(B, 2))), ValueError, r"\(4, 2\).*\[4, 3\]"),
     (
         lambda: run(select=Gumbel(root_gumbel=torch.full((B, A), INF))),

@@ -93,6 +93,15 @@ def check_of_each(name: str, number: float | Tensor, batch: int) -> None:
         )
 
 
+def check_seed(seed: Tensor, batch: int) -> None:
+    """Check that there is a seed for each root, as kernels read them from memory."""
+    if seed.shape != (batch,) or seed.dtype != torch.int64:
+        raise ValueError(
+            f"seed is {seed.dtype} {list(seed.shape)}; it must be int64 [{batch}], one for each "
+            f"root: for example torch.arange({batch})"
+        )
+
+
 def _check_least(least: int, given: object) -> None:
     if least < 1:
         raise ValueError(

@@ -16,7 +16,7 @@ from raffia.functional.draws import (
 )
 from raffia.search import kernels
 from raffia.search.base import RecurrentFn, RootOutput, SearchOptions
-from raffia.search.check import check_of_each, check_root
+from raffia.search.check import check_of_each, check_root, check_seed
 from raffia.search.mcts import search
 from raffia.search.nodes import Nodes, best
 from raffia.search.selection import Gumbel, SelectFn, Selection
@@ -269,7 +269,8 @@ def root_gumbel(
     >>> root_gumbel(seed, 3)[1:].equal(root_gumbel(seed[1:], 3))
     True
     """
-    seed = seed.contiguous()
+    check_seed(seed, len(seed))
+    seed = seed.cpu().contiguous()
     out = seed.new_empty(len(seed), num_actions, dtype=torch.float32)
     kernels.noise.gumbel(len(seed), num_actions, seed.data_ptr(), choice, out.data_ptr())
     return out
@@ -289,7 +290,8 @@ def root_dirichlet(
     1.0
     """
     check_alpha(alpha)
-    seed = seed.contiguous()
+    check_seed(seed, len(seed))
+    seed = seed.cpu().contiguous()
     out = seed.new_empty(len(seed), num_actions, dtype=torch.float32)
     legal_actions = None if mask is None else mask.cpu().contiguous()
     kernels.noise.dirichlet(

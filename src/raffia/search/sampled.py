@@ -27,6 +27,7 @@ from raffia.functional.draws import child_seed, draw_seeds, seeded_gumbel, seede
 from raffia.hints import check_choice
 from raffia.search import kernels
 from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
+from raffia.search.check import check_seed
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.access import leaves
 from raffia.tensordict.node import Node
@@ -112,11 +113,7 @@ def with_sampled_actions(
             "model's own root, whose prior_logits are the parameters of its policy"
         )
     batch = len(root.prior_logits)
-    if seed.shape != (batch,) or seed.dtype != torch.int64:
-        raise ValueError(
-            f"seed is {seed.dtype} {list(seed.shape)}; it must be int64 [{batch}], one for each "
-            f"root: for example torch.arange({batch})"
-        )
+    check_seed(seed, batch)
     actions, logits, mask = _draw(sampler, root.prior_logits, seed, root.mask, prior)
     device = _device_of(root.embedding, root.prior_logits.device)
     embedding = _put(root.embedding, seed.to(device), actions.to(device))

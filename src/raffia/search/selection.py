@@ -169,10 +169,10 @@ class PUCT:
         """The selection with its seeds as int64 on the device."""
         if self.tie_seed is None:
             return self
-        if self.tie_seed.shape != (len(budget),):
+        if self.tie_seed.shape != (len(budget),) or self.tie_seed.is_floating_point():
             raise ValueError(
-                f"tie_seed has shape {tuple(self.tie_seed.shape)}, but there are {len(budget)} "
-                f"roots: pass an int64 tensor [{len(budget)}]"
+                f"tie_seed is {self.tie_seed.dtype} {list(self.tie_seed.shape)}, but there are "
+                f"{len(budget)} roots: pass an int64 tensor [{len(budget)}]"
             )
         return replace(self, tie_seed=plain(self.tie_seed, torch.int64, device))
 

@@ -89,3 +89,9 @@ def test_a_tensor_in_place_of_a_state_is_refused():
     message = r"pass TensorDict\(observation=observation, batch_size=\[3\]"
     with pytest.raises(TypeError, match=message):
         act(planner_of(), torch.zeros(3, 4), temperature=0.0, noise=False)
+
+
+@pytest.mark.parametrize("seed", [torch.arange(5, dtype=torch.int32), torch.arange(4)])
+def test_seeds_that_are_not_one_int64_for_each_row_are_refused(seed):
+    with pytest.raises(ValueError, match=r"seed is torch.int.*; it must be int64 \[5\]"):
+        planner_of().plan(state_of(5), seed=seed)

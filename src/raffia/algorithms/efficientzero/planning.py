@@ -16,6 +16,7 @@ from raffia.algorithms.efficientzero.observations import as_input, merge_frames
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.draws import child_seed, draw_seeds
 from raffia.search.base import RootOutput, ValuePrefix
+from raffia.search.check import check_seed
 from raffia.search.mcts import Workspace
 from raffia.search.policies import (
     PolicyOutput,
@@ -194,6 +195,7 @@ class Planner:
             if not draws and generator is None:
                 generator = torch.Generator().manual_seed(0)  # sampled actions are drawn even then
             seed = draw_seeds(num, generator).cpu()
+        check_seed(seed, num)
         budget = search.num_simulations if num_simulations is None else num_simulations
         self.num_simulations += budget * num
         settings: dict[str, Any] = {
