@@ -21,6 +21,7 @@ from raffia.data.samplers import SamplerWithoutReplacement
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.tensordict_replay import PrioritizedReplayBuffer
+from raffia.data.torchrl_storages import LazyMemmapStorage
 
 
 def rng():
@@ -119,6 +120,11 @@ def test_a_copy_of_a_map_is_of_one_moment(copied, monkeypatch):
     with write_during_copy(monkeypatch, lambda: pairs.update(items(3, 3), items(3, 3))):
         other = copied(pairs)
     assert (len(pairs), len(other), len(other.storage)) == (6, 3, 3)
+    on_disk = TensorDictMap(in_keys=["obs"], storage=LazyMemmapStorage(9))
+    mixed = TensorDictMap(in_keys=["obs"], storage={"half": LazyMemmapStorage(9)})
+    for one in (on_disk, mixed):  # a copy would read what is written there for other keys
+        with pytest.raises(TypeError, match="values on disk cannot be copied.*TensorDictMap.load"):
+            copied(one)
     twin = copy.copy(pairs)  # the same map, of which a program may set other functions
     twin[items(6, 1)] = items(6, 1)
     assert len(pairs) == 7

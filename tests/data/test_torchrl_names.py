@@ -117,6 +117,12 @@ NOT_OFFERED = [
     (lambda: buffer_of(LazyTensorStorage(5)).share(), "LazyMemmapStora"),
     (lambda: TensorDictMaxValueWriter(reduction="last"), "reduction='last' must be one of"),
     (lambda: buffer_of(LazyTensorStorage(3), **BY_RANK), "sampler without priorities"),
+    (
+        lambda: ReplayBuffer(
+            sampler=SliceSampler(slice_len=2), writer=TensorDictMaxValueWriter, storage=ListStorage
+        ),
+        "without priorities or slices",
+    ),
     (lambda: ReplayBuffer(compilable=True), "compilable=True is not supported"),
     (lambda: RoundRobinWriter(True), "compilable=True is not supported"),
     (lambda: TensorDictRoundRobinWriter(track_generations=True), "numbers of items are not used"),

@@ -743,6 +743,15 @@ class TensorDictMap(Locked, TensorDictModuleBase, TensorMap[Any, Value]):
         except (ValueError, KeyError) as error:
             error_msgs.append(f"{prefix or 'the map'}: {error}")
 
+    def _copied(self) -> dict[str, Any]:
+        if not self.storage.in_memory:
+            raise TypeError(
+                "a map with values on disk cannot be copied or sent to another process, because "
+                "it writes other keys' values into these rows, and the copy would not know. Save "
+                "it, map.save(folder), and load the copy: TensorDictMap.load(folder)"
+            )
+        return super()._copied()
+
     def _borrowed(self) -> list[Any]:
         return [self.collate_fn, self.write_fn, self.query_module]
 

@@ -355,6 +355,11 @@ class StorageByKey:
         return min(len(storage) for storage in self._storages.values())
 
     @property
+    def in_memory(self) -> bool:
+        """Whether all values are in the memory of this process alone."""
+        return all([storage.in_memory for storage in self._storages.values()])
+
+    @property
     def structure(self) -> dict[NestedKey, Any] | None:
         """The structure of each entry of a row; None before the first write."""
         found = {key: storage.structure for key, storage in self._storages.items()}

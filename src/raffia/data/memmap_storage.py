@@ -65,6 +65,7 @@ class MemmapStorage(Storage):
     >>> folder.cleanup()
     """
 
+    in_memory = False
     _skips = False  # so that a kill at any time leaves a ring without a gap
 
     def __init__(self, max_size: int, folder: Path, *, mode: str = "r+") -> None:

@@ -64,6 +64,8 @@ class PrioritizedSampler(Sampler):
     [0.3333333432674408, 1.0]
     """
 
+    by_position = True  # of the priorities
+
     def __init__(
         self,
         max_capacity: int,

@@ -19,8 +19,6 @@ from raffia.data.buffer import (
     check_same_generator,
     own_generator,
 )
-from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.row_index import as_rows, to_index
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
@@ -183,7 +181,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
     def set_writer(self, writer: Writer) -> None:
         """Ask another writer from now on whether items may be added.
 
-        Raises ValueError for one that moves items, where the sampler has priorities.
+        Raises ValueError for one that moves items, where the sampler has priorities or slices.
 
         >>> from raffia.data import ImmutableDatasetWriter, LazyTensorStorage
         >>> buffer = ReplayBuffer(storage=LazyTensorStorage(9))
@@ -433,7 +431,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         >>> from raffia.data import LazyMemmapStorage
         >>> buffer = ReplayBuffer(storage=LazyMemmapStorage(9)).share()
         """
-        if shared and not isinstance(self.storage, MemmapStorage):
+        if shared and self.storage.in_memory:
             raise ValueError(
                 f"a {type(self.storage).__name__} is in the memory of one process, and other "
                 "processes would get a copy. To share a buffer, with one process that writes and "
@@ -646,10 +644,11 @@ def _check_writer(writer: Any, sampler: Sampler) -> None:
     """Raise TypeError or ValueError unless this is a writer, and one for this sampler."""
     if not isinstance(writer, Writer):
         raise TypeError(f"writer must be a Writer, such as RoundRobinWriter(); got {writer!r}")
-    if writer.chooses and isinstance(sampler, PrioritizedSampler):
+    if writer.chooses and sampler.by_position:
         raise ValueError(
-            f"a {type(writer).__name__} moves items, but their priorities would not move with "
-            "them: use it with a sampler without priorities, such as RandomSampler()"
+            f"a {type(writer).__name__} moves items, but neither their priorities nor the steps "
+            "that follow them would move with them: use it with a sampler without priorities or "
+            "slices, such as RandomSampler()"
         )
 
 

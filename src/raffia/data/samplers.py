@@ -42,6 +42,7 @@ class Sampler(ByValue):
     version = 0
     lock: AbstractContextManager[Any] = nullcontext()
     max_capacity: Any = None  # how many items there may be, where that matters
+    by_position = False  # whether items must stay where they were added
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the lock, which belongs to the buffer; tensors by value."""

@@ -30,7 +30,7 @@ from raffia.data.segment_batches import (
 )
 from raffia.data.segment_steps import SegmentSteps
 from raffia.data.steps import StepKeys, numbers
-from raffia.data.storage import Storage, TensorStorage
+from raffia.data.storage import Storage
 from raffia.data.structure import StorageContents, check_entries
 from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.hints import check_count
@@ -209,7 +209,7 @@ class SegmentReplayBuffer(SegmentSteps):
         self._start(prefetch)
 
     def _copied(self) -> dict[str, Any]:
-        if not isinstance(self.storage, TensorStorage):
+        if not self.storage.in_memory:
             raise TypeError(
                 "a segment buffer on disk cannot be sent to another process or copied, because "
                 "only this process knows which rows belong together. Send batches instead"

@@ -72,6 +72,8 @@ class SliceSampler(Sampler):
             [4, 5, 6]])
     """
 
+    by_position = True  # which tells the steps that follow each other
+
     def __init__(
         self,
         *,

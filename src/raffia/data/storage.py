@@ -37,6 +37,7 @@ class Storage(ABC):
     True
     """
 
+    in_memory = True  # of this process alone, so that a copy has rows apart
     mixes_shapes = False  # whether rows may be of different shapes
     _skips = True  # whether items that `extend` would overwrite itself need not be written
 

@@ -84,7 +84,7 @@ class TensorDictMaxValueWriter(Writer):
 
     `extend` gives -1 as the number of an item that is not stored, and so does `add`. Of equal ranks
     the older item stays. Items that stay may get other numbers, so it goes with samplers that have
-    no priorities.
+    no priorities and no slices.
 
     rank_key: the entry by which items are ranked; ("next", "reward") if None.
     reduction: "max", "min", "mean", "median" or "sum": makes one rank of several, as of the rewards
