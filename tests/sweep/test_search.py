@@ -138,6 +138,17 @@ def test_suggestions_improve_with_scores():
     assert suggest(scored, before) != suggest(scored, before * 2)
 
 
+@pytest.mark.parametrize("lag", [1, 3])
+def test_no_trial_repeats_another_while_new_ones_are_left(lag):
+    search = Search(num_trials=16, ranges={"width": Range(1, 8), "layers": [[], [1]]}, lag=lag)
+    found = []
+    for trial in range(16):
+        scores = tuple(-float(settings["width"]) for settings in found[: max(0, trial - lag + 1)])
+        found.append(suggest(replace(search, scores=scores), found))
+    assert len({json.dumps(settings) for settings in found}) == 16
+    assert suggest(replace(search, scores=(0.0,) * 16), found) in found
+
+
 def test_ends_of_ranges_are_probed():
     runs = probes(Search(num_trials=1, ranges=RANGES, seeds=(4,)))
     assert {run.settings["rate"] for run in runs} == {1e-4, 1.0}

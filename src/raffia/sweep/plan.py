@@ -16,7 +16,7 @@ from raffia.train.config import ConfigError
 
 MOST_RUNS = 100_000
 LONGEST_NAME = 80  # characters of a run's folder
-_MOST_TRIES = 50  # for each draw that is to differ from those before
+MOST_TRIES = 50  # for each draw that is to differ from those before
 _COMMAS = re.compile(r",(?![^\[]*\])")  # but for those of a list, as in [1,0.5]
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
@@ -200,7 +200,7 @@ def _draws(
 ) -> list[dict[str, Any]]:
     """Draws without repetition: a run with settings and seed of another would count as a sample."""
     found: dict[str, dict[str, Any]] = {}
-    for index in range(_MOST_TRIES * num_draws):
+    for index in range(MOST_TRIES * num_draws):
         draw = _draw(ranges, seed, index)
         found.setdefault(json.dumps(draw), draw)
         if len(found) == num_draws:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from raffia.functional.seeds import derive_seed
-from raffia.sweep.plan import PlannedRun, Range, check_names, run_name
+from raffia.sweep.plan import MOST_TRIES, PlannedRun, Range, check_names, run_name
 from raffia.train.config import ConfigError
 
 MISSING = (
@@ -83,10 +83,9 @@ def suggest(search: Search, before: Sequence[Mapping[str, Any]]) -> dict[str, An
     state = optuna.trial.TrialState
     with _quiet(optuna):
         # Each trial has a sampler of its own: what it draws depends on its number alone.
-        sampler = optuna.samplers.TPESampler(
-            seed=derive_seed(search.seed, "optuna", len(before)) % 2**32,
-            constant_liar=search.lag > 1,
-        )
+        seed = derive_seed(search.seed, "optuna", len(before)) % 2**32
+        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=search.lag > 1)
+        others = optuna.samplers.RandomSampler(seed=seed)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for number, settings in enumerate(before):
             score = scores[number] if number < len(scores) else None
@@ -101,8 +100,13 @@ def suggest(search: Search, before: Sequence[Mapping[str, Any]]) -> dict[str, An
                     state=ended, value=score, params=params, distributions=kinds
                 )
             )
-        found = study.ask(kinds).params
-    return {name: _from_optuna(search.ranges[name], found[name]) for name in search.ranges}
+        for _ in range(MOST_TRIES):
+            asked = study.ask(kinds).params
+            found = {name: _from_optuna(search.ranges[name], asked[name]) for name in search.ranges}
+            if found not in before:
+                break
+            study.sampler = others  # a trial again would be the same runs again
+    return found
 
 
 def probes(search: Search) -> list[PlannedRun]:
