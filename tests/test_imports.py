@@ -31,7 +31,10 @@ TABLE = {
     "lazy": [],
     "draw": [],
     "__main__": ["cli"],
-    "__init__": LAYER_0 + LAYER_1,
+    "__init__": [  # for type checkers; at run time each when it is first used
+        *(*LAYER_0, *LAYER_1, "algorithms", "base", "distributed", "evolution"),
+        *("recipes", "report", "sweep", "train", "utils"),
+    ],
     "tensordict": [],
     "functional": [],
     "jit": [],

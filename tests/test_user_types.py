@@ -78,6 +78,13 @@ from torch import Tensor, nn
 import raffia
 from raffia import LazyStackedTensorDict, TensorClass, TensorDict, TensorDictParams, lazy_stack
 
+# what is reached through the package, without imports of its parts
+replay = raffia.data.ReplayBuffer(storage=raffia.data.TensorStorage(9), batch_size=2)
+assert_type(replay.extend(TensorDict(x=torch.zeros(3), batch_size=[3])), torch.Tensor)
+assert_type(raffia.recipes.PRESETS["smoke"].seed, int)
+assert_type(raffia.functional.derive_seed(0), int)
+assert_type(raffia.envs.Discrete(3).n, int)
+
 
 class Step(TensorClass):
     obs: Tensor
@@ -436,6 +443,7 @@ def runs(folder: Path, config: EfficientZeroRun) -> None:
 """
 WRONG = """
 import torch
+import raffia
 from raffia import TensorClass, TensorDict
 
 
@@ -450,6 +458,9 @@ Step(obs="a")
 Step(obs=torch.zeros(3)).obs.no_such_method()
 Step(obs=torch.zeros(3), batch_size="a")
 td = TensorDict(a=torch.zeros(3), batch_size=[3])
+raffia.TensorDit
+raffia.data.ReplyBuffer
+from raffia import TensorDit
 td.absolute()
 td.view(1, shape=3)
 td.view("a")
@@ -495,8 +506,8 @@ def test_mypy_passes_a_correct_program_and_finds_mistakes(mypy_lines):
     assert [line for line in mypy_lines if not line.startswith(("wrong.py", "asked.py"))] == []
     codes = " ".join([line.rpartition("[")[2][:-1] for line in mypy_lines if ": error: " in line])
     assert codes == (
-        "call-arg call-arg arg-type attr-defined arg-type attr-defined "
-        "call-arg arg-type arg-type assignment assignment assignment"
+        "call-arg call-arg arg-type attr-defined arg-type attr-defined attr-defined attr-defined "
+        "attr-defined call-arg arg-type arg-type assignment assignment assignment"
     )
 
 
@@ -533,6 +544,7 @@ def test_pyright_passes_a_correct_program_and_finds_mistakes(tmp_path):
     assert {Path(error["file"]).name for error in found} == {"wrong.py"}
     assert " ".join([error.get("rule", "").removeprefix("report") for error in found]) == (
         "CallIssue CallIssue ArgumentType AttributeAccessIssue ArgumentType AttributeAccessIssue "
+        "AttributeAccessIssue AttributeAccessIssue AttributeAccessIssue "
         "CallIssue ArgumentType ArgumentType AssignmentType AssignmentType AssignmentType"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
@@ -12,16 +12,14 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, modules: Sequence[str] = ()
+    package: str,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """The `__getattr__`, `__dir__` and `__all__` of a package whose names are imported when used.
 
     Its file names each of them, and where it lies, once: in the imports below `if TYPE_CHECKING:`,
-    which are read from there.
+    which are read from there. Modules of the package itself are not among what `*` imports.
 
-    modules: of the package itself, which are its names, too; they need not be imported there.
-
-    >>> get, names, exported = lazy_names("raffia", ["nn"])
+    >>> get, names, exported = lazy_names("raffia")
     >>> get("TensorDict").__name__, {"TensorDict", "nn"} <= set(names())
     ('TensorDict', True)
     >>> "TensorDict" in exported, "nn" in exported
@@ -34,7 +32,7 @@ def lazy_names(
     homes = imported_for_types(package)
 
     def get(name: str) -> object:
-        if name in modules or homes.get(name) == package:
+        if homes.get(name) == package:
             found = import_module(f"{package}.{name}")
         elif name in homes:
             found = getattr(import_module(homes[name]), name)
@@ -43,7 +41,8 @@ def lazy_names(
         vars(sys.modules[package])[name] = found  # found without this function from now on
         return found
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *homes, *modules}), sorted(homes)
+    exported = sorted(name for name, home in homes.items() if home != package)
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes}), exported
 
 
 def imported_for_types(package: str) -> dict[str, str]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from raffia.recipes import efficientzero as efficientzero
+    from raffia.recipes import ilql as ilql
     from raffia.recipes.algorithm import ALGORITHMS as ALGORITHMS
     from raffia.recipes.algorithm import Algorithm as Algorithm
     from raffia.recipes.algorithm import find_algorithm as find_algorithm
@@ -29,4 +31,4 @@ if TYPE_CHECKING:
     from raffia.train.session import RunResult as RunResult
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__, __all__ = _lazy_names(__name__, ["efficientzero", "ilql"])
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)
