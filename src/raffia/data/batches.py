@@ -122,7 +122,7 @@ class BatchMaker(BatchSource[tuple[Draw, Any], Batch]):
     def version(self) -> Hashable:
         return self.storage.total, self.sampler.version
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         return super().mark(), self.sampler.mark()
 
     def rewind(self, mark: Any) -> None:

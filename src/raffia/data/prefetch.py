@@ -22,6 +22,7 @@ from raffia.data.storage import Storage
 
 Drawn = TypeVar("Drawn")
 Batch = TypeVar("Batch")
+Data = TypeVar("Data")
 
 
 @dataclass(eq=False)
@@ -45,7 +46,7 @@ class BatchSource(ByValue, Generic[Drawn, Batch]):
         """A value that stays equal as long as `draw` would return the same."""
         raise NotImplementedError
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         """The state of drawing, for `rewind`."""
         return None if self.generator is None else self.generator.get_state()
 
@@ -54,12 +55,16 @@ class BatchSource(ByValue, Generic[Drawn, Batch]):
         if self.generator is not None:
             self.generator.set_state(mark)
 
-    def moved(self, data: Any, device: torch.device | str | None) -> Any:
+    def moved(self, data: Data, device: torch.device | str | None) -> Data:
         """A tensor or container, pinned where that is to be, and on a device."""
-        if self.pin_memory and (data.device or self.storage.device).type == "cpu":
-            data = data.pin_memory()
-        # From page-locked memory the copy continues while the program does.
-        return data if device is None else data.to(device, non_blocking=self.pin_memory)
+        found: Any = data
+        if self.pin_memory and (found.device or self.storage.device).type == "cpu":
+            found = found.pin_memory()
+        if device is not None:
+            # From page-locked memory the copy continues while the program does.
+            found = found.to(device, non_blocking=self.pin_memory)
+        moved: Data = found
+        return moved
 
 
 class Ahead(Generic[Drawn, Batch]):
