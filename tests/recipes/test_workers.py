@@ -187,6 +187,11 @@ def test_unavailable_devices_and_engines_leave_no_folder(kind, tmp_path, monkeyp
     refused(on_ray, tmp_path, r"pip install 'raffia\[scale\]'", ModuleNotFoundError)
 
 
+def test_compiled_runs_without_a_compiler_leave_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    refused(with_all(SMOKE, compile=True), tmp_path, "needs a C.. compiler, and .*g.. is not found")
+
+
 def test_actors_of_environments_that_need_no_processes_are_refused_at_the_start(tmp_path):
     config = with_all(SMOKE, env={"id": "minatar/breakout", "num_workers": 2}, actors__ahead=1)
     refused(config, tmp_path, "steps all its environments together", ValueError)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -45,6 +48,19 @@ def require_device(name: str, setting: str = "device") -> None:
     if why := device_trouble(name):
         raise RunError(
             f"{setting}={name!r} cannot be used: {why}. Use cpu, or cuda if torch finds a GPU"
+        )
+
+
+def require_compiler(device: str) -> None:
+    """Raise RunError if torch.compile lacks the C++ compiler that it needs on a CPU.
+
+    >>> require_compiler("cuda")
+    """
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if device == "cpu" and os.name == "posix" and shutil.which(compiler) is None:
+        raise RunError(
+            f"compile=True needs a C++ compiler, and {compiler} is not found: install g++ or "
+            "clang, name it in the environment variable CXX, or leave compile out"
         )
 
 
