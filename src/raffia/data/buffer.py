@@ -119,7 +119,7 @@ def own_generator(generator: torch.Generator | None, prefetch: int) -> torch.Gen
     check_generator(generator, prefetch=False)
     if generator is not None or not prefetch:
         return generator
-    return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
+    return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (), device="cpu")))
 
 
 def check_same_generator(state: Mapping[str, Any], generator: torch.Generator | None) -> None:

@@ -229,7 +229,7 @@ class MCTSForest:
                 'the entry name "_count" is reserved for the forest: rename your entry, or '
                 "exclude it"
             )
-        value["_count"] = torch.ones(len(steps), dtype=torch.int64)
+        value["_count"] = torch.ones(len(steps), dtype=torch.int64, device="cpu")
         self._check_entries(value)
         try:
             self.steps.update(steps, value, merge=last_and_count, accumulate=True)
@@ -267,10 +267,11 @@ class MCTSForest:
         graph, self._graph = self._graph, StepGraph()  # if this is interrupted, it starts over
         for start in range(len(graph), len(self), CHUNK):
             stop = min(start + CHUNK, len(self))
-            steps, _ = self.steps.at(torch.arange(start, stop))
+            steps, _ = self.steps.at(torch.arange(start, stop, device="cpu"))
             ends = [td.select(*self.observation_keys) for td in (steps, steps["next"])]
             query = TensorDict.cat(ends)
-            known = torch.ones(len(query), dtype=torch.bool)  # a map holds something for each key
+            # A map holds something for each key.
+            known = torch.ones(len(query), dtype=torch.bool, device="cpu")
             self._nodes[query] = TensorDict(known=known, batch_size=len(query))
             nodes = self._nodes.rows(query).tolist()
             graph.extend(nodes[: stop - start], nodes[stop - start :])
@@ -320,7 +321,7 @@ class MCTSForest:
         steps, found = self._steps_at(growth.steps)
         counts = found.tolist()
         hashes = self.steps.hashes(_rows(growth.steps)).tolist()
-        observations = self._nodes.at(torch.tensor(growth.nodes))[0].unbind(0)
+        observations = self._nodes.at(torch.tensor(growth.nodes, device="cpu"))[0].unbind(0)
         starts = [0, *itertools.accumulate(growth.lengths)]
         rollouts = iter(steps.split([length for length in growth.lengths if length]))
         held = [next(rollouts) if length else None for length in growth.lengths]
@@ -362,7 +363,9 @@ class MCTSForest:
 
     def _mismatches(self, root: Any) -> str:
         """A note on entries of a root that no stored observation can equal, or nothing."""
-        for key, here, there in self._differing(self._nodes.at(torch.tensor([0]))[0], root):
+        for key, here, there in self._differing(
+            self._nodes.at(torch.tensor([0], device="cpu"))[0], root
+        ):
             return (
                 f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here. Rows of '
                 "different dtype or shape count as different content, so convert it"
@@ -454,7 +457,7 @@ def last_and_count(values: TensorDict, group: Tensor, num_groups: int) -> Tensor
 
 
 def _rows(rows: list[int]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
 
 def _container(td: Any) -> Any:

@@ -57,7 +57,7 @@ def tensors_of(data: Any, *, numbers: bool) -> Any:
     if isinstance(data, np.generic):
         return _tensor_of(np.asarray(data)) if numbers else data
     if isinstance(data, (bool, int, float)):
-        return torch.tensor(data) if numbers else data
+        return torch.tensor(data, device="cpu") if numbers else data
     if isinstance(data, dict):
         return {name: tensors_of(value, numbers=numbers) for name, value in data.items()}
     if type(data) is list:
@@ -97,7 +97,8 @@ def _stacked(items: Sequence[Any], structure: RowStructure | None) -> Any:
         if structure is None:
             raise ValueError("the list has no items, so there is nothing to store")
         leaves = [
-            torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in structure.layouts
+            torch.empty((0, *layout.shape), dtype=layout.dtype, device="cpu")
+            for layout in structure.layouts
         ]
         return structure.build(leaves, torch.Size([0]), torch.device("cpu"))
     like = RowStructure.of(items[0], 0) if structure is None else structure

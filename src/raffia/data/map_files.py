@@ -74,7 +74,7 @@ def tensors_of(mapping: SavedMap) -> dict[str, Tensor]:
         "keeps_some": mapping._keeps_some,
     }
     state = mapping._table.state()
-    content = state.get("content", torch.empty(len(mapping), 0, dtype=torch.int64))
+    content = state.get("content", torch.empty(len(mapping), 0, dtype=torch.int64, device="cpu"))
     return {
         "keys.hashes": state["hashes"],
         "keys.free": state["free"],

@@ -72,7 +72,7 @@ class MappedFile:
     def __init__(self, path: str, nbytes: int, mode: str) -> None:
         self.path, self._map = path, None
         if not nbytes:  # nothing can be mapped
-            self.bytes = torch.empty(0, dtype=torch.uint8)
+            self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
             return
         try:
             file = open(path, "rb" if mode == "r" else "rb+")
@@ -95,7 +95,7 @@ class MappedFile:
         """A part of the file, from byte `offset` on, as a tensor."""
         nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return self.bytes[offset : offset + nbytes].view(dtype).view(shape)
 
     def flush(self) -> None:
@@ -294,7 +294,11 @@ class RowFiles:
         log_for: int | None,
     ) -> None:
         """Write as many rows as the log takes."""
-        rows = torch.arange(index.start, index.stop) if isinstance(index, slice) else index
+        rows = (
+            torch.arange(index.start, index.stop, device="cpu")
+            if isinstance(index, slice)
+            else index
+        )
         if number is None:
             stamps, erased = self.marks[index].unbind(1)
             erased = erased.masked_fill(erased == 0, SET)
@@ -302,7 +306,7 @@ class RowFiles:
         elif isinstance(number, Tensor):
             stamps = number + 1
         else:
-            stamps = torch.arange(number + 1, number + 1 + len(rows))
+            stamps = torch.arange(number + 1, number + 1 + len(rows), device="cpu")
         marks = self._log.write(leaves, rows, stamps)
         if log_for is None:
             self._put(index, marks, leaves)
@@ -390,12 +394,18 @@ def last_run(files: RowFiles, ranges: Ranges, flushed: int) -> tuple[int, int]:
     size = len(files.marks)
     marks = [files.marks[start:stop] for start, stop in ranges]
     last = max([flushed, *[int(item_stamps(part).max()) for part in marks]])
-    items = torch.arange(max(flushed, last - size), last)
+    items = torch.arange(max(flushed, last - size), last, device="cpu")
     there = item_stamps(files.marks[items % size]) == items + 1
     if last - size < flushed:
         run = int(there.long().cumprod(0).sum())
         return max(0, last - size), flushed + run
-    gaps = torch.cat([torch.tensor([-1]), (~there).nonzero().view(-1), torch.tensor([len(items)])])
+    gaps = torch.cat(
+        [
+            torch.tensor([-1], device="cpu"),
+            (~there).nonzero().view(-1),
+            torch.tensor([len(items)], device="cpu"),
+        ]
+    )
     longest = int(gaps.diff().argmax())
     return int(items[0] + gaps[longest] + 1), int(items[0] + gaps[longest + 1])
 

@@ -66,11 +66,13 @@ class Priorities:
         self.capacity, self.importance = capacity, importance
         self.beta = beta
         self.tree = SumTree(capacity)
-        self._largest = torch.full((), NONE, dtype=torch.float64)  # of all that were given
+        # Of all that were given.
+        self._largest = torch.full((), NONE, dtype=torch.float64, device="cpu")
+        # Capacity and memory of an update.
         self._room, self._work = (
             0,
-            torch.empty(0, dtype=torch.int64),
-        )  # capacity and memory of an update
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+        )
         self.set_exponent(alpha, eps)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,7 +184,7 @@ class Priorities:
             single, priority = False, priority.to("cpu", torch.float64)
         items, priority, n = items.contiguous(), priority.contiguous(), items.numel()
         if n > self._room:
-            self._room, self._work = 2 * n, torch.empty(6 * n, dtype=torch.int64)
+            self._room, self._work = 2 * n, torch.empty(6 * n, dtype=torch.int64, device="cpu")
         ignored: int = kernels.priorities.update(
             self._record.address,
             items.data_ptr(),
@@ -229,12 +231,12 @@ class Priorities:
         if not replacement:
             rows, chances = self._draw_different(n, generator)
         else:
-            u = torch.rand(n, dtype=torch.float64, generator=generator)
+            u = torch.rand(n, dtype=torch.float64, generator=generator, device="cpu")
             if stratified:
-                u = u.add_(torch.arange(n)).div_(n).clamp_(max=BELOW_ONE)
+                u = u.add_(torch.arange(n, device="cpu")).div_(n).clamp_(max=BELOW_ONE)
             rows, chances = self.tree.draw(u)
         if self.beta is None:
-            return rows, torch.ones(n, dtype=torch.float32)
+            return rows, torch.ones(n, dtype=torch.float32, device="cpu")
         return rows, importance_weights(chances, least, self.beta)
 
     def least(self) -> float | None:
@@ -243,10 +245,15 @@ class Priorities:
 
     def _draw_different(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         # To pass over what was drawn before is to draw from what is left, in proportion.
-        rows, chances = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
+        rows, chances = (
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+            torch.empty(0, dtype=torch.float64, device="cpu"),
+        )
         try:
             while len(rows) < n:
-                u = torch.rand(n - len(rows), dtype=torch.float64, generator=generator)
+                u = torch.rand(
+                    n - len(rows), dtype=torch.float64, generator=generator, device="cpu"
+                )
                 found, chance = self.tree.draw(u)
                 first = groups(found).first
                 rows, chances = torch.cat([rows, found[first]]), torch.cat([chances, chance[first]])
@@ -346,7 +353,9 @@ class StepPriorities(Priorities):
         if self._given is None:
             if priority is None:
                 return
-            self._given = torch.full((self.capacity,), BY_DEFAULT, dtype=torch.float64)
+            self._given = torch.full(
+                (self.capacity,), BY_DEFAULT, dtype=torch.float64, device="cpu"
+            )
         if priority is None:
             self._given[rows] = BY_DEFAULT
         else:
@@ -381,10 +390,14 @@ class StepPriorities(Priorities):
         """
         state = {
             "chances": self.tree.state()["priorities"],
-            "largest": torch.tensor([self.largest] if self.given else [], dtype=torch.float64),
+            "largest": torch.tensor(
+                [self.largest] if self.given else [], dtype=torch.float64, device="cpu"
+            ),
         }
         if self.beta is not None:
-            state["exponents"] = torch.tensor([self.alpha, self.beta], dtype=torch.float64)
+            state["exponents"] = torch.tensor(
+                [self.alpha, self.beta], dtype=torch.float64, device="cpu"
+            )
         if self._given is not None:
             state["given"] = self._given.clone()
         return state

@@ -116,7 +116,7 @@ class PrioritizedSampler(Sampler):
     def alpha(self, alpha: float) -> None:
         check_exponent("alpha", alpha)
         with self.lock:
-            rows = torch.arange(self._live.start, self._live.stop) % self.max_capacity
+            rows = torch.arange(self._live.start, self._live.stop, device="cpu") % self.max_capacity
             tree, before = self.priorities.tree, self.alpha
             if before:
                 tree.set(rows, tree.get(rows).pow_(alpha / before))
@@ -254,9 +254,9 @@ class PrioritizedSampler(Sampler):
             largest = self.priorities.largest if self.priorities.given else NONE
             numbers = [self.alpha, self.beta, self.eps, largest]
             return {
-                "numbers": torch.tensor(numbers, dtype=torch.float64),
-                "counts": torch.tensor([live.start, live.stop, self.num_ignored]),
-                "chances": self.priorities.tree.get(torch.arange(used)),
+                "numbers": torch.tensor(numbers, dtype=torch.float64, device="cpu"),
+                "counts": torch.tensor([live.start, live.stop, self.num_ignored], device="cpu"),
+                "chances": self.priorities.tree.get(torch.arange(used, device="cpu")),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,7 +268,7 @@ class PrioritizedSampler(Sampler):
                 f"the state belongs to a sampler with max_capacity={len(chances)}, but this one "
                 f"has max_capacity={self.max_capacity}"
             )
-        all_chances = torch.zeros(self.max_capacity, dtype=torch.float64)
+        all_chances = torch.zeros(self.max_capacity, dtype=torch.float64, device="cpu")
         all_chances[: len(chances)] = chances
         with self.lock:
             own = self.priorities

@@ -232,7 +232,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         """Add those items that the writer chooses; returns their numbers, -1 for the others."""
         n = len(data)
         data, stored = self.writer.chosen(data, self.storage)
-        numbers = torch.full((n,), -1)
+        numbers = torch.full((n,), -1, device="cpu")
         numbers[stored] = self.storage.extend(data)
         if len(stored):
             self.sampler.clear()  # others may have moved
@@ -533,7 +533,9 @@ class ReplayBuffer(Buffer, Generic[Items]):
 
     def _sampling_state(self) -> dict[str, Any]:
         live = self._maker.follow()
-        kind = torch.tensor(list(type(self.sampler).__name__.encode()), dtype=torch.uint8)
+        kind = torch.tensor(
+            list(type(self.sampler).__name__.encode()), dtype=torch.uint8, device="cpu"
+        )
         state: dict[str, Any] = {
             "kind": kind,
             "total": live.stop,

@@ -188,10 +188,12 @@ class HindsightReplay:
     def relabel(self, segments: TensorDict) -> TensorDict:
         """The segments, some of them with new goals and rewards."""
         index = segments["index"].cpu()
-        chosen = torch.rand(len(index), generator=self.generator) < self.fraction
-        fraction = torch.full((len(index),), BELOW_ONE, dtype=torch.float64)
+        chosen = torch.rand(len(index), generator=self.generator, device="cpu") < self.fraction
+        fraction = torch.full((len(index),), BELOW_ONE, dtype=torch.float64, device="cpu")
         if self.strategy == "future":
-            fraction = torch.rand(len(index), dtype=torch.float64, generator=self.generator)
+            fraction = torch.rand(
+                len(index), dtype=torch.float64, generator=self.generator, device="cpu"
+            )
         goal, reward = segments[self.goal_key].clone(), segments[self.reward_key].clone()
         later = self.replay.later(index[chosen], fraction[chosen])
         chosen = chosen.to(goal.device)

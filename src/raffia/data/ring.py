@@ -86,12 +86,17 @@ class EpisodeRing:
     def __init__(self, num_rows: int, *, look_ahead: int, look_back: int = 0) -> None:
         self.num_rows, self.look_ahead, self.look_back = num_rows, look_ahead, look_back
         # Room for all that one change can bring; what is not touched takes no memory.
-        self._lost, self._won = torch.empty(2, 2 * num_rows, dtype=torch.int64).unbind(0)
+        self._lost, self._won = torch.empty(
+            2, 2 * num_rows, dtype=torch.int64, device="cpu"
+        ).unbind(0)
         self.clear()
 
     def clear(self) -> None:
         """Forget everything, and count items from 0 again."""
-        rows, nobody = torch.arange(self.num_rows), torch.empty(0, dtype=torch.int64)
+        rows, nobody = (
+            torch.arange(self.num_rows, device="cpu"),
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+        )
         self.preceding, self.following = rows.clone(), rows.clone()
         self.episode, self.owner = torch.full_like(rows, NONE), torch.zeros_like(rows)
         self.kind = torch.zeros_like(rows, dtype=torch.uint8)
@@ -99,7 +104,7 @@ class EpisodeRing:
         # For each known environment, by its position in the order of their numbers.
         for name in self._PER_ENV:
             setattr(self, name, nobody)
-        self.counts = torch.zeros(5, dtype=torch.int64)  # see the kernels
+        self.counts = torch.zeros(5, dtype=torch.int64, device="cpu")  # see the kernels
         self._bind()
 
     def _bind(self) -> None:
@@ -188,8 +193,8 @@ class EpisodeRing:
         (tensor([1]), None)
         """
         item = item.contiguous()
-        position, row = torch.empty(2, len(item), dtype=torch.int64).unbind(0)
-        is_step = torch.empty(len(item), dtype=torch.bool)
+        position, row = torch.empty(2, len(item), dtype=torch.int64, device="cpu").unbind(0)
+        is_step = torch.empty(len(item), dtype=torch.bool, device="cpu")
         out = position.data_ptr(), row.data_ptr(), is_step.data_ptr()
         num = kernels.ring.find(self.address, item.data_ptr(), len(item), *out)
         if num < 0:
@@ -252,7 +257,7 @@ class EpisodeRing:
         if not kernels.ring.append(self.address, *arguments):
             self._know(env)
             kernels.ring.append(self.address, *arguments)
-        item = torch.arange(first, first + terminated.numel())
+        item = torch.arange(first, first + terminated.numel(), device="cpu")
         return RingChange(item.view(terminated.shape), *self._changed())
 
     def cut(self, env: Tensor | None = None) -> Cut:
@@ -261,7 +266,9 @@ class EpisodeRing:
         env: [E] int64, each number once; None: of all. Those in no episode are left out.
         """
         env = self.env if env is None else env.contiguous()
-        positions, closing, before = torch.empty(3, len(env), dtype=torch.int64).unbind(0)
+        positions, closing, before = torch.empty(
+            3, len(env), dtype=torch.int64, device="cpu"
+        ).unbind(0)
         given = env.data_ptr(), positions.data_ptr(), len(env)
         out = closing.data_ptr(), before.data_ptr()
         num = kernels.ring.cut(self.address, *given, *out)
@@ -316,7 +323,9 @@ class EpisodeRing:
         names = (*self._PER_ROW, *self._PER_ENV)
         state = {name: getattr(self, name).clone() for name in names}
         state["total"], state["num_ended"] = self.counts[0].clone(), self.counts[2].clone()
-        state["window"] = torch.tensor([self.num_rows, self.look_ahead, self.look_back])
+        state["window"] = torch.tensor(
+            [self.num_rows, self.look_ahead, self.look_back], device="cpu"
+        )
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -328,7 +337,9 @@ class EpisodeRing:
         for name in (*self._PER_ROW, *self._PER_ENV):
             setattr(self, name, state[name].clone())
         num_drawable = int(self.drawable.sum())
-        self.counts = torch.tensor([state["total"], num_drawable, state["num_ended"], 0, 0])
+        self.counts = torch.tensor(
+            [state["total"], num_drawable, state["num_ended"], 0, 0], device="cpu"
+        )
         self._bind()
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
@@ -366,7 +377,7 @@ class EpisodeRing:
             return False
         if not total >= ended >= 0:
             return False
-        rows, going = torch.arange(self.num_rows), last != NONE
+        rows, going = torch.arange(self.num_rows, device="cpu"), last != NONE
         item, live = total - 1 - (total - 1 - rows) % self.num_rows, episode != NONE
         forward = (item[following] >= item) & ~(live & (episode[following] != episode))
         back = ~live | (item[preceding] <= item) & (episode[preceding] == episode)

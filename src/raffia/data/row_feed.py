@@ -98,15 +98,17 @@ class RowFeed:
     def since(self, total: int) -> TensorDict:
         """The rows added since the given number of items, for `RowMirror.append`."""
         first = max(total, self._oldest)
-        return TensorDict(first=torch.tensor(first), rows=self._rows(first, self.total))
+        return TensorDict(
+            first=torch.tensor(first, device="cpu"), rows=self._rows(first, self.total)
+        )
 
     def as_of(self, total: int) -> TensorDict:
         """All rows as they were at the given number of items, for `RowMirror.load`."""
         first = max(0, total - self._num_rows)
         return TensorDict(
-            num_rows=torch.tensor(self._num_rows),
-            first=torch.tensor(first),
-            rows=self._of_items(torch.arange(first, total)),
+            num_rows=torch.tensor(self._num_rows, device="cpu"),
+            first=torch.tensor(first, device="cpu"),
+            rows=self._of_items(torch.arange(first, total, device="cpu")),
         )
 
     def read(self, rows: Tensor, total: int | Tensor) -> Tensor:
@@ -131,7 +133,7 @@ class RowFeed:
         return self._storage._leaves[structure.paths.index(self._path)]
 
     def _rows(self, first: int, stop: int) -> Tensor:
-        return self._stored(torch.arange(first, stop))
+        return self._stored(torch.arange(first, stop, device="cpu"))
 
     def _stored(self, items: Tensor) -> Tensor:
         rows = items % self._num_rows
@@ -164,8 +166,8 @@ class RowMirror:
     """
 
     def __init__(self) -> None:
-        self._ring = torch.empty(0)
-        self._last = torch.empty(0)  # what was read last: its memory is used again
+        self._ring = torch.empty(0, device="cpu")
+        self._last = torch.empty(0, device="cpu")  # what was read last: its memory is used again
 
     def load(self, state: TensorDict) -> None:
         """Hold what `RowFeed.as_of` gave."""

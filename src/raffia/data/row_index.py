@@ -43,7 +43,7 @@ def to_index(rows: Any, stop: int, device: torch.device) -> tuple[Index, torch.S
             n = len(range(first, last, step))
             if step == 1:
                 return slice(first, first + n), torch.Size([n])
-            rows = torch.arange(first, first + n * step, step) if n else []
+            rows = torch.arange(first, first + n * step, step, device="cpu") if n else []
         rows = torch.as_tensor(rows)
         if not rows.numel():
             rows = rows.long()

@@ -161,7 +161,9 @@ class RandomSampler(Sampler):
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         if self.replacement:
-            return Draw(torch.randint(live.start, live.stop, (n,), generator=generator), {})
+            return Draw(
+                torch.randint(live.start, live.stop, (n,), generator=generator, device="cpu"), {}
+            )
         if n > len(live):
             raise ValueError(
                 f"{n} different items cannot be drawn from {len(live)}: sample fewer, or use "
@@ -179,9 +181,9 @@ def distinct(n: int, end: int, generator: torch.Generator | None = None) -> Tens
     [0, 1, 2, 3]
     """
     if 2 * n >= end:
-        return torch.randperm(end, generator=generator)[:n]
+        return torch.randperm(end, generator=generator, device="cpu")[:n]
     # Numbers that came before are drawn again: the first n different ones of a sequence.
-    drawn = torch.randint(end, (n,), generator=generator)
+    drawn = torch.randint(end, (n,), generator=generator, device="cpu")
     while True:
         ordered, order = torch.sort(drawn, stable=True)
         again = order[1:][ordered[1:] == ordered[:-1]]
@@ -189,7 +191,7 @@ def distinct(n: int, end: int, generator: torch.Generator | None = None) -> Tens
             return drawn
         fresh = torch.ones_like(drawn, dtype=torch.bool)
         fresh[again] = False
-        more = torch.randint(end, (len(again),), generator=generator)
+        more = torch.randint(end, (len(again),), generator=generator, device="cpu")
         drawn = torch.cat([drawn[fresh], more])
 
 
@@ -213,7 +215,8 @@ class SamplerWithoutReplacement(Sampler):
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
-        self._order = torch.empty(0, dtype=torch.int64)  # left of this epoch; never written to
+        # Left of this epoch; never written to.
+        self._order = torch.empty(0, dtype=torch.int64, device="cpu")
         self._oldest = 0  # none of them is older
         self._end = 0  # all of them are below
 
@@ -228,9 +231,9 @@ class SamplerWithoutReplacement(Sampler):
         if live.start > self._oldest:
             order = order[order >= live.start]
         if len(order) < least:
-            order, self._end = torch.arange(live.start, live.stop), live.stop
+            order, self._end = torch.arange(live.start, live.stop, device="cpu"), live.stop
             if self.shuffle:
-                order = order[torch.randperm(len(live), generator=generator)]
+                order = order[torch.randperm(len(live), generator=generator, device="cpu")]
         self._order, self._oldest = order[n:], live.start
         return Draw(order[:n].clone(), {}, ends_epoch=len(self._order) < least)
 

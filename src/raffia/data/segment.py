@@ -343,7 +343,9 @@ class SegmentReplayBuffer(SegmentSteps):
         with self._lock:
             self._refuse_undrawable(index)
             start = self._ring.row(index)
-            copied = self._maker.copy(start, torch.ones(len(start), dtype=torch.float32), length)
+            copied = self._maker.copy(
+                start, torch.ones(len(start), dtype=torch.float32, device="cpu"), length
+            )
         if length > self.length:
             _refuse_unfinished(index, copied.added)
         return self._maker.build(self._maker.finish(copied))
@@ -468,7 +470,7 @@ class SegmentReplayBuffer(SegmentSteps):
                 )
             self._load_sampling_state(state)
             self._skip()
-            gone = ~self.storage.contains(torch.arange(self._ring.num_rows)).cpu()
+            gone = ~self.storage.contains(torch.arange(self._ring.num_rows, device="cpu")).cpu()
             self._priorities.set(self._ring.lose(gone.nonzero()[:, 0]), 0.0)
 
 

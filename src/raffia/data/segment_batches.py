@@ -71,7 +71,7 @@ def find_segments(
     num_segments, before = len(start), ring.look_back
     size = num_segments, length
     found = {
-        name: torch.empty(size, dtype=dtype) if out is None else out[name]
+        name: torch.empty(size, dtype=dtype, device="cpu") if out is None else out[name]
         for name, dtype in OF_ROWS.items()
     }
     rows = start.new_empty(num_segments, before + length)
@@ -301,7 +301,10 @@ def kinds_of_rows(absorb: Collection[str]) -> Kinds:
     """What counts of rows by their kind; the ends of `absorb` are absorbing."""
     if isinstance(absorb, str) or not set(absorb) <= set(CLOSED):
         raise ValueError(f"absorb={absorb!r} must be a collection of some of {list(CLOSED)}")
-    mask, discount = torch.ones(5, dtype=torch.bool), torch.zeros(5, dtype=torch.float32)
+    mask, discount = (
+        torch.ones(5, dtype=torch.bool, device="cpu"),
+        torch.zeros(5, dtype=torch.float32, device="cpu"),
+    )
     for end, kind in CLOSED.items():
         mask[kind] = end in absorb
     discount[STEP] = 1.0

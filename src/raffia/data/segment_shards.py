@@ -134,7 +134,7 @@ class ReplayShards:
                 f"steps {shape} cannot be divided equally among {size} shards: pass [T, E] with E "
                 f"a multiple of {size}"
             )
-        index = torch.empty(shape, dtype=torch.int64)
+        index = torch.empty(shape, dtype=torch.int64, device="cpu")
         for number, shard in enumerate(self.shards):
             index[:, number::size] = self._of_all(shard.extend(steps[:, number::size]), number)
         return index
@@ -241,7 +241,7 @@ class ReplayShards:
                 positions.append(mine.nonzero()[:, 0])
         found = self._numbered(self._joined(parts), sizes)
         order = torch.cat(positions)
-        if torch.equal(order, torch.arange(len(order))):
+        if torch.equal(order, torch.arange(len(order), device="cpu")):
             return found
         return found[order.argsort()]
 
@@ -273,8 +273,10 @@ class ReplayShards:
 
     def _numbered(self, sample: TensorDict, sizes: Sequence[int]) -> TensorDict:
         """A sample with the numbers of all shards instead of each shard's."""
-        number = torch.arange(self.num_shards).repeat_interleave(torch.tensor(sizes))
-        total = torch.tensor([shard.storage.total for shard in self.shards])[number]
+        number = torch.arange(self.num_shards, device="cpu").repeat_interleave(
+            torch.tensor(sizes, device="cpu")
+        )
+        total = torch.tensor([shard.storage.total for shard in self.shards], device="cpu")[number]
         device = sample["index"].device
         number, total = number.to(device), total.to(device)
         sample["total"] = self._of_all(total, number)
@@ -342,7 +344,7 @@ class ReplayShards:
 
     def _refuse_unknown(self, index: Tensor, least: int) -> None:
         own, number = self._own(index)
-        totals = torch.tensor([shard.storage.total for shard in self.shards])
+        totals = torch.tensor([shard.storage.total for shard in self.shards], device="cpu")
         wrong = index[(index < least) | (own >= totals[number])]
         if len(wrong):
             raise IndexError(

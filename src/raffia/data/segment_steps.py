@@ -131,7 +131,7 @@ class SegmentSteps(Buffer):
             self._check(steps, len(envs))
             taken = take_steps(steps, self._keys, self.storage.structure)
             if not steps.numel():
-                return torch.empty(shape, dtype=torch.int64)
+                return torch.empty(shape, dtype=torch.int64, device="cpu")
             for feed in self._feeds:
                 feed.before_extend(steps.numel() + int(taken.ends.sum()))
             try:

@@ -107,7 +107,8 @@ class SliceSampler(Sampler):
         self.strict_length = strict_length
         self._storage: Storage | None = None
         self._known = range(0)
-        self._value = torch.empty(0)  # [N, ...] what tells episodes apart, of the known items
+        # [N, ...] what tells episodes apart, of the known items.
+        self._value = torch.empty(0, device="cpu")
         # First position and length of each episode.
         self._spans: tuple[Tensor, Tensor] | None = None
 
@@ -124,7 +125,7 @@ class SliceSampler(Sampler):
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         num_slices, length = self.shape(n)
         first, steps = self._long_episodes(live, length)
-        chosen = torch.randint(len(first), (num_slices,), generator=generator)
+        chosen = torch.randint(len(first), (num_slices,), generator=generator, device="cpu")
         return self._slices_of(first[chosen], steps[chosen], length, live, generator)
 
     def _slices_of(
@@ -136,7 +137,7 @@ class SliceSampler(Sampler):
         generator: torch.Generator | None,
     ) -> Draw:
         """One slice of each of some episodes, from a start drawn at random."""
-        u = torch.rand(len(first), dtype=torch.float64, generator=generator)
+        u = torch.rand(len(first), dtype=torch.float64, generator=generator, device="cpu")
         taken = steps.clamp(max=length)
         start = first + (u * (steps - taken + 1)).long()
         return self.slices_from(live.start + start, taken)
@@ -151,7 +152,9 @@ class SliceSampler(Sampler):
         tensor([4, 5, 1, 2, 3])
         """
         last = taken.cumsum(0) - 1  # the indices of the slices' last steps in the batch
-        within = torch.arange(int(taken.sum())) - (last + 1 - taken).repeat_interleave(taken)
+        within = torch.arange(int(taken.sum()), device="cpu") - (
+            last + 1 - taken
+        ).repeat_interleave(taken)
         items = start.repeat_interleave(taken) + within
         return Draw(items, self._end_entries(items, last))
 
@@ -195,7 +198,7 @@ class SliceSampler(Sampler):
         """The ends of slices, as entries of the batch: bool [n, 1]."""
         if self.truncated_key is None:
             return {}
-        truncated = torch.zeros(len(items), 1, dtype=torch.bool)
+        truncated = torch.zeros(len(items), 1, dtype=torch.bool, device="cpu")
         truncated[last] = True
         parent = unravel_key_to_tuple(self.truncated_key)[:-1]
         ended, marks = self._entry((*parent, "terminated"), items), {self.truncated_key: truncated}
@@ -223,7 +226,9 @@ class SliceSampler(Sampler):
         key, numbered = self._episode_key()
         old = range(max(live.start, self._known.start), min(live.stop, self._known.stop))
         new = range(old.stop if old else live.start, live.stop)
-        value = self._entry(unravel_key_to_tuple(key), torch.arange(new.start, new.stop))
+        value = self._entry(
+            unravel_key_to_tuple(key), torch.arange(new.start, new.stop, device="cpu")
+        )
         if value is None:
             raise KeyError(
                 f'items have no entry "{dotted(key)}" to identify episodes by: pass '
@@ -233,7 +238,8 @@ class SliceSampler(Sampler):
         if old:
             at = old.start - self._known.start
             value = torch.cat([self._value[at : at + len(old)], value])
-        ends = torch.ones(len(live), dtype=torch.bool)  # the newest step ends what there is of it
+        # The newest step ends what there is of it.
+        ends = torch.ones(len(live), dtype=torch.bool, device="cpu")
         ends[:-1] = (value[1:] != value[:-1]).any(1) if numbered else value[:-1].bool().any(1)
         last = ends.nonzero()[:, 0]
         first = torch.cat([last.new_zeros(1), last[:-1] + 1])
@@ -311,7 +317,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
 
     def state_dict(self) -> dict[str, Any]:
         live, length = self._of
-        of = torch.tensor([live.start, live.stop, length])
+        of = torch.tensor([live.start, live.stop, length], device="cpu")
         return {"left": self._left.state_dict(), "of": of}
 
     def load_state_dict(self, state: Any) -> None:
@@ -376,8 +382,10 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         )
         self._slices = SliceSampler(**options)
         self._starts_of = range(0), 0  # the items and the length that these are for
-        self._barred = torch.empty(0, dtype=torch.int64)  # rows of items that begin no slice
-        self._taken = torch.empty(0, dtype=torch.int64)  # [N] how many steps a slice would have
+        # Rows of items that begin no slice.
+        self._barred = torch.empty(0, dtype=torch.int64, device="cpu")
+        # [N] how many steps a slice would have.
+        self._taken = torch.empty(0, dtype=torch.int64, device="cpu")
 
     def attach(self, storage: Storage) -> None:
         super().attach(storage)
@@ -413,7 +421,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     def _find_starts(self, live: range, length: int) -> None:
         """Mark the items that begin a slice of this length."""
         first, steps = self._slices.episodes(live)
-        left = (first + steps).repeat_interleave(steps) - torch.arange(len(live))
+        left = (first + steps).repeat_interleave(steps) - torch.arange(len(live), device="cpu")
         if self._slices.strict_length:
             begins = left >= length
         else:

@@ -240,7 +240,7 @@ def several(env: int | Sequence[int] | Tensor | None, count: int) -> Tensor:
     (tensor([0, 1, 2]), tensor([7]))
     """
     if env is None:
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     envs = different(env)
     if len(envs) != count:
         raise ValueError(

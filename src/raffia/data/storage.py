@@ -170,7 +170,7 @@ class Storage(ABC):
                 self._occupied.add_range(row, row + stop - at)
                 at = stop
             self._total = first + n
-        return torch.arange(first, first + n)
+        return torch.arange(first, first + n, device="cpu")
 
     def add(self, item: Any) -> int:
         """Append one item, without a dimension that counts; returns its number.

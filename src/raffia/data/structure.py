@@ -120,7 +120,10 @@ class RowStructure:
         try:
             layouts = [RowLayout.from_json(layout) for layout in record["layouts"]]
             found = cls(spec_from_json(record["nest"]), layouts)
-            leaves = [torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in layouts]
+            leaves = [
+                torch.empty((0, *layout.shape), dtype=layout.dtype, device="cpu")
+                for layout in layouts
+            ]
             found.build(leaves, torch.Size([0]), torch.device("cpu"))
             return found
         except Exception as error:  # a record may come from elsewhere
@@ -206,7 +209,7 @@ def to_state(found: StorageContents) -> dict[str, Any]:
     return {
         "max_size": -1 if found.max_size is None else found.max_size,
         "total": found.total,
-        "structure": torch.tensor(list(text), dtype=torch.uint8),
+        "structure": torch.tensor(list(text), dtype=torch.uint8, device="cpu"),
         "rows": found.rows,
         "leaves": dict(zip(names, found.leaves, strict=True)),
         **({"others": others} if others else {}),

@@ -51,17 +51,17 @@ class SumTree:
         while width > 1 or len(starts) == 1:
             width = -(-width // FAN_OUT)
             starts.append(starts[-1] + width * FAN_OUT)
-        self._sums = torch.zeros(starts[-1] + 1, dtype=torch.float64)
+        self._sums = torch.zeros(starts[-1] + 1, dtype=torch.float64, device="cpu")
         # of the leaves that are not zero; the leaves themselves need none
         above = len(self._sums) - starts[1]
-        self._minima = torch.full((above,), NO_MINIMUM, dtype=torch.float64)
+        self._minima = torch.full((above,), NO_MINIMUM, dtype=torch.float64, device="cpu")
         self.limit = torch.finfo(torch.float64).max / (2 * capacity)
-        self._nodes = torch.empty(0, dtype=torch.int64)  # what a write works in
+        self._nodes = torch.empty(0, dtype=torch.int64, device="cpu")  # what a write works in
         self._record = kernels.priorities.TreeRecord(
             sums=self._sums,
             minima=self._minima,
-            starts=torch.tensor(starts),
-            before=torch.zeros(FAN_OUT, dtype=torch.float64),
+            starts=torch.tensor(starts, device="cpu"),
+            before=torch.zeros(FAN_OUT, dtype=torch.float64, device="cpu"),
             levels=len(starts),
             capacity=capacity,
             sums_at=self._sums.data_ptr(),
@@ -162,7 +162,7 @@ class SumTree:
     def _room(self, n: int) -> int:
         """The address of n numbers to work in."""
         if n > self._nodes.numel():
-            self._nodes = torch.empty(2 * n, dtype=torch.int64)
+            self._nodes = torch.empty(2 * n, dtype=torch.int64, device="cpu")
         return self._nodes.data_ptr()
 
     def sample(self, u: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class SumTree:
             raise ValueError(
                 f"this tree has {self.capacity} leaves, but the state has {list(priorities.shape)}"
             )
-        self.set(torch.arange(self.capacity), priorities)
+        self.set(torch.arange(self.capacity, device="cpu"), priorities)
 
     def _leaves(self, index: Tensor | int) -> Tensor:
         leaves = torch.as_tensor(index, device="cpu")

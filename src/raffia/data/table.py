@@ -192,7 +192,7 @@ class HashTable:
     def _taken(self, high: int, num_free: int) -> Tensor:
         """The rows taken since `high` and `num_free` were these, in no special order."""
         reused = torch.from_numpy(self._free[self.num_free : num_free].copy())
-        return torch.cat([reused, torch.arange(high, self.high)])
+        return torch.cat([reused, torch.arange(high, self.high, device="cpu")])
 
     def mark(self) -> tuple[int, int, int]:
         """A mark of the table's current state, for `rollback`; valid until rows are removed."""
@@ -265,7 +265,7 @@ class HashTable:
         >>> table.live()
         tensor([0, 2])
         """
-        live = torch.ones(self.high, dtype=torch.bool)
+        live = torch.ones(self.high, dtype=torch.bool, device="cpu")
         live[self.free] = False
         return live.nonzero().squeeze(1).to(self.device)
 

@@ -78,7 +78,7 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
             if type(data) is list and data and isinstance(data[0], (Node, dict)):
                 items, given = zip(*[self._with_priority(item, 0) for item in data], strict=True)
                 if self._differ_in_shape(list(items)):
-                    return torch.tensor([self.add(item) for item in data])
+                    return torch.tensor([self.add(item) for item in data], device="cpu")
                 numbers = super().extend(rows_of(list(items), self.storage.structure))
                 last = list(zip(numbers, given, strict=True))[-size:]
                 pairs = [(number, priority) for number, priority in last if priority is not None]
@@ -156,7 +156,7 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
             return without_value(data, path), priority
         layout = structure.layouts[structure.paths.index(path)]
         shape = (*batch_of(data, batch_dims), *layout.shape)
-        start = torch.full(shape, priorities.default_priority, dtype=layout.dtype)
+        start = torch.full(shape, priorities.default_priority, dtype=layout.dtype, device="cpu")
         return with_value(data, path, start), None
 
 

@@ -222,15 +222,17 @@ class ListStorage(TensorStorage):
         groups = []
         for structure in self._kinds.values():
             mine = [n for n in self.rows().tolist() if self._apart[n].structure is structure]
-            rows = torch.tensor(mine, dtype=torch.int64)
+            rows = torch.tensor(mine, dtype=torch.int64, device="cpu")
             leaves = [self._column(i, rows) for i in range(len(structure.paths))] if mine else []
             groups.append(StorageContents(self._max_size, self.total, structure, rows, leaves))
         groups = [group for group in groups if len(group.rows)]
         return groups[0]._replace(others=groups[1:]) if groups else self._nothing()
 
     def _nothing(self) -> StorageContents:
-        structure, none = self.settled_structure(), torch.empty(0, dtype=torch.int64)
-        leaves = [torch.empty((0, *x.shape), dtype=x.dtype) for x in structure.layouts]
+        structure, none = self.settled_structure(), torch.empty(0, dtype=torch.int64, device="cpu")
+        leaves = [
+            torch.empty((0, *x.shape), dtype=x.dtype, device="cpu") for x in structure.layouts
+        ]
         return StorageContents(self._max_size, self.total, structure, none, leaves)
 
     # -- writing
@@ -242,7 +244,9 @@ class ListStorage(TensorStorage):
             items = _one_by_one(data)
             if items is None:
                 raise
-        return torch.tensor([self._append_one(*row) for row in self._taken_one_by_one(items)])
+        return torch.tensor(
+            [self._append_one(*row) for row in self._taken_one_by_one(items)], device="cpu"
+        )
 
     def check(self, data: Any) -> None:
         try:

@@ -130,22 +130,26 @@ class TensorDictMaxValueWriter(Writer):
                 "TensorDictMaxValueWriter(rank_key=...)"
             )
         given = data.select(path)
-        new = self._ranks(lambda items: given[items].get(path), torch.arange(len(data)))
+        new = self._ranks(
+            lambda items: given[items].get(path), torch.arange(len(data), device="cpu")
+        )
         if bool(new.isnan().any()):
             raise ValueError(
                 f'"{dotted(self.rank_key)}" is NaN, which cannot be ranked. Nothing was changed'
             )
         num_old = len(storage)
-        old_rows = torch.arange(storage.total - num_old, storage.total) % size  # the oldest first
+        # The oldest first.
+        old_rows = torch.arange(storage.total - num_old, storage.total, device="cpu") % size
         old = self._ranks(partial(storage.entry, path), old_rows) if num_old else new[:0]
         best = torch.cat([old, new]).sort(descending=True, stable=True).indices[:size]
         stored = (best[best >= num_old] - num_old).sort().values
         overwritten = max(0, num_old + len(stored) - size)
         if overwritten:
-            leaves = torch.ones(num_old, dtype=torch.bool)
+            leaves = torch.ones(num_old, dtype=torch.bool, device="cpu")
             leaves[best[best < num_old]] = False
             leaves = leaves.nonzero()[:, 0]  # indices of the least ones, as many as are overwritten
-            early = torch.arange(overwritten)  # indices of those that will be overwritten
+            # Indices of those that will be overwritten.
+            early = torch.arange(overwritten, device="cpu")
             stays = early[~torch.isin(early, leaves)]
             goes = leaves[leaves >= overwritten]
             moves = [(old_rows[goes], old_rows[stays])] if len(stays) else []

@@ -124,12 +124,12 @@ class AtariEnv:
         frame = self._max_frame(self.config.frame_skip > 1)
         outputs = TensorDict(
             observation=self._shrunk(frame),
-            reward=torch.tensor(gained, dtype=torch.float32),
-            terminated=torch.tensor(over or lost),
-            truncated=torch.tensor(late and not lost),
+            reward=torch.tensor(gained, dtype=torch.float32, device="cpu"),
+            terminated=torch.tensor(over or lost, device="cpu"),
+            truncated=torch.tensor(late and not lost, device="cpu"),
         )
         if self.episodic_life:
-            outputs["continues"] = torch.tensor(lost and not late)
+            outputs["continues"] = torch.tensor(lost and not late, device="cpu")
         return outputs
 
     def fast_forward(self, seed: int, actions: Tensor) -> None:
@@ -179,7 +179,7 @@ class AtariEnv:
         skip, sticky = self.config.frame_skip, self.config.sticky
         stuck = [False] * skip
         if sticky:
-            stuck = (torch.rand(skip, generator=self._sticky) < sticky).tolist()
+            stuck = (torch.rand(skip, generator=self._sticky, device="cpu") < sticky).tolist()
         total = 0
         for frame in range(skip):
             if not stuck[frame]:

@@ -185,7 +185,7 @@ class TimeLimit:
         self.spec = batch.spec
         self.num_envs = batch.num_envs
         self.max_episode_steps = max_episode_steps
-        self._length = torch.zeros(batch.num_envs, dtype=torch.int64)
+        self._length = torch.zeros(batch.num_envs, dtype=torch.int64, device="cpu")
         if isinstance(batch, FastForwardBatch):  # it is offered where it does something
             self.fast_forward = self._fast_forward
 
@@ -218,7 +218,9 @@ class TimeLimit:
     ) -> None:
         assert isinstance(self.batch, FastForwardBatch)
         self.batch.fast_forward(seeds, actions, rows)
-        self._length[slice(None) if rows is None else rows] = torch.tensor(list(map(len, actions)))
+        self._length[slice(None) if rows is None else rows] = torch.tensor(
+            list(map(len, actions)), device="cpu"
+        )
 
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""

@@ -72,12 +72,12 @@ class BoardGame:
             masked=True,
             name=name,
         )
-        self._lines = torch.tensor(line_masks(self.rows, self.columns, self.in_line))  # [L]
-        self._cells = torch.arange(self.rows * self.columns)
+        self._lines = torch.tensor(line_masks(self.rows, self.columns, self.in_line), device="cpu")
+        self._cells = torch.arange(self.rows * self.columns, device="cpu")
         self._full = (1 << len(self._cells)) - 1
-        self._stones = torch.zeros(num_envs, 2, dtype=torch.int64)  # bits, by player
-        self._to_play = torch.zeros(num_envs, dtype=torch.int64)
-        self._mask = torch.zeros(num_envs, len(self.action_names), dtype=torch.bool)
+        self._stones = torch.zeros(num_envs, 2, dtype=torch.int64, device="cpu")  # bits, by player
+        self._to_play = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
+        self._mask = torch.zeros(num_envs, len(self.action_names), dtype=torch.bool, device="cpu")
 
     def _legal(self, occupied: Tensor) -> Tensor:
         """A mask of the legal actions on boards [n] in play, bool [n, A]."""
@@ -105,7 +105,9 @@ class BoardGame:
                 legal[derive_seed(seed, "opening", ply) % len(legal)]
                 for seed, legal in zip(numbers, options, strict=True)
             ]
-            state = self.step(torch.tensor(action), index).select(*self.spec.state_keys)
+            state = self.step(torch.tensor(action, device="cpu"), index).select(
+                *self.spec.state_keys
+            )
         return state
 
     def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
@@ -146,7 +148,7 @@ class BoardGame:
         """A picture of one board, uint8 [48 rows, 48 columns, 3]."""
         ground, marks = self._square()
         ground_colour, line_colour, *players = (
-            torch.tensor(colour, dtype=torch.float32) for colour in self.colours
+            torch.tensor(colour, dtype=torch.float32, device="cpu") for colour in self.colours
         )
         square = torch.lerp(ground_colour, line_colour, ground[..., None])  # [CELL, CELL, 3]
         squares = square.expand(len(self._cells), CELL, CELL, 3).clone()
@@ -183,7 +185,7 @@ class BoardGame:
         )
 
     def _index(self, rows: Tensor | None) -> Tensor:
-        return torch.tensor(chosen_rows(rows, self.num_envs), dtype=torch.int64)
+        return torch.tensor(chosen_rows(rows, self.num_envs), dtype=torch.int64, device="cpu")
 
     def _refuse_illegal(self, action: Tensor, index: Tensor) -> None:
         mask = self._mask[index]
@@ -199,7 +201,7 @@ class BoardGame:
 
 def _pixels() -> tuple[Tensor, Tensor]:
     """The offsets of each pixel of a square, right of and below the centre, in -1..1."""
-    at = (torch.arange(CELL) + 0.5) * 2 / CELL - 1
+    at = (torch.arange(CELL, device="cpu") + 0.5) * 2 / CELL - 1
     return at.expand(CELL, CELL), at[:, None].expand(CELL, CELL)
 
 

@@ -42,9 +42,11 @@ def _one_of(good: Tensor, generator: torch.Generator | None) -> Tensor:
             "pass only states of running games"
         )
     if generator is None:
-        weight = torch.arange(good.shape[-1], 0, -1, dtype=torch.float32).expand(good.shape)
+        weight = torch.arange(good.shape[-1], 0, -1, dtype=torch.float32, device="cpu").expand(
+            good.shape
+        )
     else:
-        weight = 1.0 + torch.rand(good.shape, generator=generator)
+        weight = 1.0 + torch.rand(good.shape, generator=generator, device="cpu")
     return (good * weight).argmax(-1)
 
 
@@ -66,13 +68,13 @@ class RandomOpponent:
         """A legal action for each state [n]; without a generator the first."""
         if isinstance(self.action, Box):
             bounds = [self.action.low, self.action.high]
-            low, high = torch.tensor(bounds, dtype=torch.float32)
-            drawn = torch.zeros(len(state), len(low), dtype=torch.float32)
+            low, high = torch.tensor(bounds, dtype=torch.float32, device="cpu")
+            drawn = torch.zeros(len(state), len(low), dtype=torch.float32, device="cpu")
             if generator is not None:
                 drawn.uniform_(generator=generator)
             return torch.lerp(low, high, drawn)
         if self.action is not None and "action_mask" not in state.keys():
-            legal = torch.ones(len(state), self.action.n, dtype=torch.bool)
+            legal = torch.ones(len(state), self.action.n, dtype=torch.bool, device="cpu")
             return _one_of(legal, generator)
         return _one_of(state["action_mask"], generator)
 
@@ -121,12 +123,14 @@ class RuleConnect4:
         self.depth = depth
         self.exact_below = exact_below
         bits = [[7 * column + 5 - row for column in range(7)] for row in range(6)]
-        self._bits = 1 << torch.tensor(bits)  # of the cells, row 0 on top
+        self._bits = 1 << torch.tensor(bits, device="cpu")  # of the cells, row 0 on top
 
     def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
         """A good action for each state [n], int64 [n]; the generator draws among equal ones."""
         boards = (state["observation"][:, :2].to(torch.int64) * self._bits).sum((-1, -2))
-        scores = torch.tensor([self.scores(own, other) for own, other in boards.tolist()])
+        scores = torch.tensor(
+            [self.scores(own, other) for own, other in boards.tolist()], device="cpu"
+        )
         best = scores.amax(-1, keepdim=True)
         return _one_of((scores == best) & state["action_mask"], generator)
 
@@ -184,7 +188,7 @@ def position_number(own: Tensor, other: Tensor) -> Tensor:
     >>> position_number(own, other)
     tensor([19])
     """
-    return ((own + 2 * other).to(torch.int64) * torch.tensor(_POWERS)).sum(-1)
+    return ((own + 2 * other).to(torch.int64) * torch.tensor(_POWERS, device="cpu")).sum(-1)
 
 
 @functools.cache
@@ -223,4 +227,4 @@ def move_values() -> Tensor:
         return max(table[number])
 
     solve(0, 0)
-    return torch.tensor(table, dtype=torch.int8)
+    return torch.tensor(table, dtype=torch.int8, device="cpu")

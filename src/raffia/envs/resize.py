@@ -50,7 +50,7 @@ def area(
     if picture.shape[0] * picture.shape[1] > LARGEST:
         raise ValueError(f"a picture of {list(picture.shape)} has more than {LARGEST} pixels")
     channels = picture.shape[2]
-    target = torch.empty(channels, height, width, dtype=torch.uint8)
+    target = torch.empty(channels, height, width, dtype=torch.uint8, device="cpu")
     lines = picture.contiguous().flatten(1).numpy()
     _kernels().area(lines, channels, *taps(picture.shape[1], width), target.numpy())
     return target
@@ -66,8 +66,8 @@ def overlaps(size: int, new_size: int) -> Tensor:
     tensor([[2., 1., 0.],
             [0., 1., 2.]], dtype=torch.float64)
     """
-    old = torch.arange(size + 1, dtype=torch.float64) * new_size
-    new = (torch.arange(new_size + 1, dtype=torch.float64) * size).unsqueeze(1)
+    old = torch.arange(size + 1, dtype=torch.float64, device="cpu") * new_size
+    new = (torch.arange(new_size + 1, dtype=torch.float64, device="cpu") * size).unsqueeze(1)
     shared = torch.minimum(old[1:], new[1:]) - torch.maximum(old[:-1], new[:-1])
     return shared.clamp_min(0)
 

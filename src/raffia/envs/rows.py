@@ -49,7 +49,9 @@ class EnvRows:
         """
 
         def array(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-            return allocate((num_envs, *shape), torch.empty(0, dtype=dtype).numpy().dtype)
+            return allocate(
+                (num_envs, *shape), torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+            )
 
         num_actions = spec.action.shape[0] if isinstance(spec.action, Box) else spec.action.n
         return cls(
@@ -124,7 +126,7 @@ class TensorRows:
 
     def step_row(self, action: Any, rows: EnvRows, row: int) -> None:
         """The state after this action, with reward, terminated and truncated."""
-        tensor = torch.tensor(action, dtype=self.env.spec.action.dtype)
+        tensor = torch.tensor(action, dtype=self.env.spec.action.dtype, device="cpu")
         self._write(self.env.step(tensor), self.env.spec.step_keys, rows, row)
 
     def _write(self, outputs: TensorDict, keys: tuple[str, ...], rows: EnvRows, row: int) -> None:

@@ -79,7 +79,7 @@ def _laid(spec: EnvSpec, num_envs: int, memory: Array | None) -> tuple[int, EnvR
 
     rows = EnvRows.for_spec(spec, num_envs, allocate)
     seeds = allocate((num_envs,), np.dtype(np.int64))
-    kind = torch.empty(0, dtype=spec.action.dtype).numpy().dtype
+    kind = torch.empty(0, dtype=spec.action.dtype, device="cpu").numpy().dtype
     actions = allocate((num_envs, *spec.action.shape), kind)
     return size, rows, seeds, actions
 

@@ -190,7 +190,7 @@ class WorkerBatch:
 
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""
-        (number,) = chosen_rows(torch.tensor([row]), self.num_envs)
+        (number,) = chosen_rows(torch.tensor([row], device="cpu"), self.num_envs)
         with self._closing_if_broken():
             self._message(self._number_of[number], b"v", [row])
             answer = self._answer(self._number_of[number], b"v", [row])

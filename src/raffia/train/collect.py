@@ -226,7 +226,7 @@ class Collector:
         knows_returns = "episode_return" in state.keys()  # else they are counted again
         if knows_returns and isinstance(self.env, FastForwardBatch):
             by_row = self._fast_forward(self.env, seeds, by_row)
-        counts = torch.tensor([len(actions) for actions in by_row])
+        counts = torch.tensor([len(actions) for actions in by_row], device="cpu")
         for t in range(int(counts.max())):
             rows = (counts > t).nonzero().squeeze(-1)
             self._replay(rows, torch.stack([by_row[row][t] for row in rows.tolist()]))
@@ -240,7 +240,7 @@ class Collector:
     ) -> list[Tensor]:
         """Play the actions of each row but those whose states a stack shows; returns these."""
         nums = [max(0, len(actions) - self.frame_stack) for actions in by_row]
-        rows = torch.tensor(nums).nonzero().squeeze(-1)
+        rows = torch.tensor(nums, device="cpu").nonzero().squeeze(-1)
         unseen = [by_row[row][: nums[row]] for row in rows.tolist()]
         for row, actions in zip(rows.tolist(), unseen, strict=True):
             self.ledger.fast_forward(row, actions)
@@ -258,7 +258,9 @@ class Collector:
         frames = self._frames
         self._show(states)
         if frames is not None and self._frames is not None and len(rows) < len(frames):
-            others = torch.ones(len(frames), dtype=torch.bool).index_fill_(0, rows, False)
+            others = torch.ones(len(frames), dtype=torch.bool, device="cpu").index_fill_(
+                0, rows, False
+            )
             self._frames[others] = frames[others]
         self._restart(rows, after)
         self.ledger.repeat(rows, action, after)
@@ -272,7 +274,7 @@ def everywhere(env: BatchEnv) -> Tensor:
     >>> everywhere(SerialBatch([ValueProbe(), ValueProbe()]))
     tensor([0, 1])
     """
-    return torch.arange(env.num_envs)
+    return torch.arange(env.num_envs, device="cpu")
 
 
 def choose(act: Act, states: TensorDict) -> TensorDict:

@@ -192,15 +192,20 @@ class EpisodeBatch:
                 f"{spec.name or 'this game'} has two players: pass opponent=RandomOpponent(), or "
                 "another of raffia.envs.opponents"
             )
-        self._member = torch.tensor(self.members, dtype=torch.int64) if self.members else None
+        self._member = (
+            torch.tensor(self.members, dtype=torch.int64, device="cpu") if self.members else None
+        )
         self._num_begun, self._num_all = 0, self.num_episodes * max(1, len(self.members or ()))
         self._generator = generator_for(self.seed, "opponent")
-        self._slot = torch.zeros(num_envs, dtype=torch.int64)  # index of the member that plays
-        self._episode = torch.zeros(num_envs, dtype=torch.int64)  # which of its episodes
-        self._total = torch.zeros(num_envs, dtype=torch.float64)
-        self._length = torch.zeros(num_envs, dtype=torch.int64)
+        # Index of the member that plays.
+        self._slot = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
+        # Which of its episodes.
+        self._episode = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
+        self._total = torch.zeros(num_envs, dtype=torch.float64, device="cpu")
+        self._length = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
         self._found: dict[tuple[int, int], tuple[float, int]] = {}
-        self._rows = torch.arange(min(num_envs, self._num_all))  # of environments that are played
+        # Of environments that are played.
+        self._rows = torch.arange(min(num_envs, self._num_all), device="cpu")
         self._states: TensorDict  # [n] of these rows
         self._frames: Tensor | None = None  # [n, S, *O]
         self._carried: TensorDict | None = None  # [n]
@@ -226,7 +231,9 @@ class EpisodeBatch:
             chosen = choose(self.act, self._agent_states())
             action = chosen["action"]
         else:
-            action = torch.zeros(len(self._rows), *action_spec.shape, dtype=action_spec.dtype)
+            action = torch.zeros(
+                len(self._rows), *action_spec.shape, dtype=action_spec.dtype, device="cpu"
+            )
             if bool(turn.any()):
                 chosen = choose(self.act, self._agent_states()[turn])
                 action[turn] = chosen["action"]
@@ -260,14 +267,14 @@ class EpisodeBatch:
         return self._member is None or int(self._member[self._slot[row]]) == self.watched
 
     def _begin(self, rows: Tensor) -> TensorDict:
-        numbers = torch.arange(self._num_begun, self._num_begun + len(rows))
+        numbers = torch.arange(self._num_begun, self._num_begun + len(rows), device="cpu")
         self._num_begun += len(rows)
         self._slot[rows] = numbers // self.num_episodes
         self._episode[rows] = numbers % self.num_episodes
         self._total[rows], self._length[rows] = 0, 0
         played = self._episode[rows].tolist()
         seeds = [derive_seed(self.seed, "evaluate", number) for number in played]
-        first = self.env.reset(torch.tensor(seeds), rows)
+        first = self.env.reset(torch.tensor(seeds, device="cpu"), rows)
         self.check(first)
         return first
 
@@ -285,7 +292,7 @@ class EpisodeBatch:
     def _agents_turn(self) -> Tensor:
         """The rows in which the agent acts, bool [n]."""
         if self.env.spec.num_players == 1:
-            return torch.ones(len(self._rows), dtype=torch.bool)
+            return torch.ones(len(self._rows), dtype=torch.bool, device="cpu")
         return self._states["to_play"] == self._episode[self._rows] % 2
 
     def _end(self, ended: Tensor) -> None:

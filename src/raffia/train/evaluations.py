@@ -83,7 +83,12 @@ class Evaluations(OpenTasks):
         worker = self._num_asked % self.pool.num_workers
         self._num_asked += 1
         self._open[update], self._worker_of[update] = count, worker
-        self.pool.ask(worker, update, TensorDict(count=torch.tensor(count)), self.board.ref(update))
+        self.pool.ask(
+            worker,
+            update,
+            TensorDict(count=torch.tensor(count, device="cpu")),
+            self.board.ref(update),
+        )
 
     def is_due(self, update: int) -> bool:
         """Whether the oldest evaluation must be joined before the loop continues."""
@@ -113,7 +118,7 @@ class Evaluations(OpenTasks):
         """The open evaluations with their weights; nothing if there are none."""
         if not self._open:
             return TensorDict()
-        counts = torch.tensor(list(self._open.values()))
+        counts = torch.tensor(list(self._open.values()), device="cpu")
         return TensorDict(counts=counts, weights=self.board.state())
 
     def load_state(self, state: TensorDict) -> None:

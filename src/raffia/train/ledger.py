@@ -58,7 +58,9 @@ class Ledger:
 
     def seeds(self, rows: Tensor) -> Tensor:
         """Seeds of the episodes that come next in these rows."""
-        return torch.tensor([self._seed_of(row, self._episode[row]) for row in rows.tolist()])
+        return torch.tensor(
+            [self._seed_of(row, self._episode[row]) for row in rows.tolist()], device="cpu"
+        )
 
     def describe(self, row: int, at_reset: bool = False) -> str:
         """A text by which an environment can be restored: row of the run, seed, actions since.
@@ -112,7 +114,7 @@ class Ledger:
         Before the first steps of all, the rows' first episodes begin.
         """
         if not self.has_begun:
-            self.begin(torch.arange(self.num_envs))
+            self.begin(torch.arange(self.num_envs, device="cpu"))
         self.num_env_steps += steps.numel()
         by_row = steps["action"].unbind(1), steps["reward"].t().tolist(), over(steps).t().tolist()
         ended: list[tuple[int, EndedEpisode]] = []  # and how many steps were left
@@ -180,16 +182,16 @@ class Ledger:
     def state(self) -> TensorDict:
         """The state as tensors: seeds by their counts, and the actions since."""
         spec = self.spec
-        empty = torch.empty(0, *spec.action.shape, dtype=spec.action.dtype)
+        empty = torch.empty(0, *spec.action.shape, dtype=spec.action.dtype, device="cpu")
         numbers = [sum([len(actions) for actions in row]) for row in self._actions]
         return TensorDict(
-            episode=torch.tensor(self._episode),
-            episode_return=torch.tensor(self._return, dtype=torch.float64),
-            episode_length=torch.tensor(self._length),
-            num_actions=torch.tensor(numbers),
+            episode=torch.tensor(self._episode, device="cpu"),
+            episode_return=torch.tensor(self._return, dtype=torch.float64, device="cpu"),
+            episode_length=torch.tensor(self._length, device="cpu"),
+            num_actions=torch.tensor(numbers, device="cpu"),
             actions=torch.cat([actions for row in self._actions for actions in row] or [empty]),
-            num_env_steps=torch.tensor(self.num_env_steps),
-            begun=torch.tensor(self.has_begun),
+            num_env_steps=torch.tensor(self.num_env_steps, device="cpu"),
+            begun=torch.tensor(self.has_begun, device="cpu"),
         )
 
     def load_state(self, state: TensorDict) -> None:

@@ -230,9 +230,11 @@ class ReplayLog:
         if record["structure"] is not None:
             structure = RowStructure.from_json(record["structure"])
         # First a storage without rows, of that many items; then the rows, in their order.
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         layouts = structure.layouts if structure is not None else ()
-        empty = [torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in layouts]
+        empty = [
+            torch.empty((0, *layout.shape), dtype=layout.dtype, device="cpu") for layout in layouts
+        ]
         state = {
             "storage": to_state(StorageContents(size, total, structure, none, empty)),
             "buffer": saved["buffer"],

@@ -139,8 +139,8 @@ class ActorRollouts(OpenTasks):
 
     def _ask(self, version: int) -> None:
         rollout, weights = self._next_asked, self.board.ref(version)
-        steps = torch.tensor(rollout * self.schedule.rollout_size)
-        task = TensorDict(num_env_steps=steps, version=torch.tensor(version))
+        steps = torch.tensor(rollout * self.schedule.rollout_size, device="cpu")
+        task = TensorDict(num_env_steps=steps, version=torch.tensor(version, device="cpu"))
         for actor in range(self.pool.num_workers):
             self.pool.ask(actor, rollout, task, weights)
         self._next_asked += 1
@@ -185,7 +185,7 @@ class ActorRollouts(OpenTasks):
             state["board"] = versions
         if len(self.now):
             state["now"] = self.now
-        state["staleness"] = torch.tensor(self.staleness)
+        state["staleness"] = torch.tensor(self.staleness, device="cpu")
         return state
 
     def load_state(self, state: TensorDict) -> None:

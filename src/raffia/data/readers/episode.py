@@ -331,9 +331,9 @@ def completed(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
     if action is None or unclear_ends(columns):
         return columns
     steps = len(action.values)
-    found.setdefault(REWARD, Column("reward", torch.zeros(steps)))
+    found.setdefault(REWARD, Column("reward", torch.zeros(steps, device="cpu")))
     for flag in FLAGS:
-        found.setdefault(flag, Column(flag[0], torch.zeros(steps, dtype=torch.bool)))
+        found.setdefault(flag, Column(flag[0], torch.zeros(steps, dtype=torch.bool, device="cpu")))
     (_, terminated), (_, truncated) = (found[flag] for flag in FLAGS)
     alone = [
         key

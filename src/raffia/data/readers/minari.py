@@ -294,7 +294,7 @@ class MinariTables(MinariEpisodes):
                 parts.setdefault(column, []).append(torch.from_numpy(to_array(array, column, rows)))
         columns = {}
         for column, name in names.items():
-            values = torch.cat(parts[column]) if column in parts else torch.empty(0)
+            values = torch.cat(parts[column]) if column in parts else torch.empty(0, device="cpu")
             shape = self._shape(column, fields)
             if shape is not None and values[:1].numel() == prod(shape):
                 values = values.reshape(len(values), *shape)
