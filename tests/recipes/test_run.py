@@ -1,5 +1,6 @@
 """Short runs of EfficientZero: files, refusals and failures."""
 
+import contextlib
 import json
 import shutil
 import traceback
@@ -14,7 +15,7 @@ from raffia.cli.runs import config_of
 from raffia.envs import Discrete, EnvSpec, SerialBatch, env_factory
 from raffia.envs.probe import ValueProbe
 from raffia.files import JsonLines
-from raffia.recipes import read_run, running
+from raffia.recipes import find_algorithm, read_run, running
 from raffia.recipes.efficientzero import evaluate, load_agent, resume, train
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.report import summarise, write_report
@@ -114,6 +115,25 @@ def test_a_run_is_the_same_within_torch_s_modes(finished, tmp_path):
     with torch.inference_mode(), torch.autocast("cpu"):
         train(short(), tmp_path / "run", view=Quiet())
     assert same(state_of(tmp_path / "run"), state_of(finished))
+
+
+@pytest.mark.parametrize(
+    "outside", [contextlib.nullcontext(), torch.autocast("cpu")], ids=["plain", "autocast"]
+)
+def test_autocast_keeps_no_casts_of_weights_from_one_update_to_the_next(outside, tmp_path):
+    weight, products = torch.ones(1, 1, requires_grad=True), []
+
+    def stop():  # after an update: computes as a loss does, learns as an optimiser does
+        with torch.autocast("cpu", torch.bfloat16):
+            products.append((torch.ones(1, 1) @ weight).item())
+        with torch.no_grad():
+            weight.add_(1)
+        return len(products) >= 3
+
+    with outside:
+        running.train_run(find_algorithm("efficientzero"), short(), tmp_path / "run", stop=stop)
+        assert torch.is_autocast_enabled("cpu") == isinstance(outside, torch.autocast)
+    assert products[:3] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

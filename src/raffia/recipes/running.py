@@ -224,13 +224,24 @@ def _run_session(
 
 @contextlib.contextmanager
 def _plain_arithmetic() -> Iterator[None]:
-    """Gradients and precision as without the caller's `inference_mode`, `no_grad`, `autocast`."""
-    with contextlib.ExitStack() as entered:
-        entered.enter_context(torch.inference_mode(False))
-        entered.enter_context(torch.enable_grad())
-        for kind in ("cpu", "cuda"):
-            entered.enter_context(torch.autocast(kind, enabled=False))
-        yield
+    """Gradients and precision as without the caller's `inference_mode`, `no_grad`, `autocast`.
+
+    Nor does a loss's own `autocast` lie in another: it would keep each update's casts of weights.
+    """
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    with torch.inference_mode(False), torch.enable_grad():
+        depth = torch.autocast_increment_nesting()
+        for _ in range(depth):
+            torch.autocast_decrement_nesting()
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, False)
+        try:
+            yield
+        finally:
+            for kind in kinds:
+                torch.set_autocast_enabled(kind, True)
+            for _ in range(depth - 1):
+                torch.autocast_increment_nesting()
 
 
 @contextlib.contextmanager
