@@ -321,7 +321,7 @@ class MCTSForest:
         steps, found = self._steps_at(growth.steps)
         counts = found.tolist()
         hashes = self.steps.hashes(_rows(growth.steps)).tolist()
-        observations = self._nodes.at(torch.tensor(growth.nodes, device="cpu"))[0].unbind(0)
+        observations = self._nodes.at(_rows(growth.nodes))[0].unbind(0)
         starts = [0, *itertools.accumulate(growth.lengths)]
         rollouts = iter(steps.split([length for length in growth.lengths if length]))
         held = [next(rollouts) if length else None for length in growth.lengths]
@@ -363,9 +363,7 @@ class MCTSForest:
 
     def _mismatches(self, root: Any) -> str:
         """A note on entries of a root that no stored observation can equal, or nothing."""
-        for key, here, there in self._differing(
-            self._nodes.at(torch.tensor([0], device="cpu"))[0], root
-        ):
+        for key, here, there in self._differing(self._nodes.at(_rows([0]))[0], root):
             return (
                 f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here. Rows of '
                 "different dtype or shape count as different content, so convert it"

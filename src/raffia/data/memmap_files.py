@@ -294,11 +294,9 @@ class RowFiles:
         log_for: int | None,
     ) -> None:
         """Write as many rows as the log takes."""
-        rows = (
-            torch.arange(index.start, index.stop, device="cpu")
-            if isinstance(index, slice)
-            else index
-        )
+        rows = index
+        if isinstance(rows, slice):
+            rows = torch.arange(rows.start, rows.stop, device="cpu")
         if number is None:
             stamps, erased = self.marks[index].unbind(1)
             erased = erased.masked_fill(erased == 0, SET)
@@ -399,13 +397,8 @@ def last_run(files: RowFiles, ranges: Ranges, flushed: int) -> tuple[int, int]:
     if last - size < flushed:
         run = int(there.long().cumprod(0).sum())
         return max(0, last - size), flushed + run
-    gaps = torch.cat(
-        [
-            torch.tensor([-1], device="cpu"),
-            (~there).nonzero().view(-1),
-            torch.tensor([len(items)], device="cpu"),
-        ]
-    )
+    ends = items.new_tensor([-1]), items.new_tensor([len(items)])
+    gaps = torch.cat([ends[0], (~there).nonzero().view(-1), ends[1]])
     longest = int(gaps.diff().argmax())
     return int(items[0] + gaps[longest] + 1), int(items[0] + gaps[longest + 1])
 

@@ -66,13 +66,10 @@ class Priorities:
         self.capacity, self.importance = capacity, importance
         self.beta = beta
         self.tree = SumTree(capacity)
-        # Of all that were given.
+        # The largest priority that was given so far.
         self._largest = torch.full((), NONE, dtype=torch.float64, device="cpu")
-        # Capacity and memory of an update.
-        self._room, self._work = (
-            0,
-            torch.empty(0, dtype=torch.int64, device="cpu"),
-        )
+        # The capacity and the memory of an update.
+        self._room, self._work = 0, torch.empty(0, dtype=torch.int64, device="cpu")
         self.set_exponent(alpha, eps)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -245,15 +242,11 @@ class Priorities:
 
     def _draw_different(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         # To pass over what was drawn before is to draw from what is left, in proportion.
-        rows, chances = (
-            torch.empty(0, dtype=torch.int64, device="cpu"),
-            torch.empty(0, dtype=torch.float64, device="cpu"),
-        )
+        rows = torch.empty(0, dtype=torch.int64, device="cpu")
+        chances = torch.empty(0, dtype=torch.float64, device="cpu")
         try:
             while len(rows) < n:
-                u = torch.rand(
-                    n - len(rows), dtype=torch.float64, generator=generator, device="cpu"
-                )
+                u = chances.new_empty(n - len(rows)).uniform_(generator=generator)
                 found, chance = self.tree.draw(u)
                 first = groups(found).first
                 rows, chances = torch.cat([rows, found[first]]), torch.cat([chances, chance[first]])
@@ -353,9 +346,7 @@ class StepPriorities(Priorities):
         if self._given is None:
             if priority is None:
                 return
-            self._given = torch.full(
-                (self.capacity,), BY_DEFAULT, dtype=torch.float64, device="cpu"
-            )
+            self._given = self._largest.new_full((self.capacity,), BY_DEFAULT)
         if priority is None:
             self._given[rows] = BY_DEFAULT
         else:
@@ -390,14 +381,10 @@ class StepPriorities(Priorities):
         """
         state = {
             "chances": self.tree.state()["priorities"],
-            "largest": torch.tensor(
-                [self.largest] if self.given else [], dtype=torch.float64, device="cpu"
-            ),
+            "largest": self._largest.new_tensor([self.largest] if self.given else []),
         }
         if self.beta is not None:
-            state["exponents"] = torch.tensor(
-                [self.alpha, self.beta], dtype=torch.float64, device="cpu"
-            )
+            state["exponents"] = self._largest.new_tensor([self.alpha, self.beta])
         if self._given is not None:
             state["given"] = self._given.clone()
         return state

@@ -533,9 +533,8 @@ class ReplayBuffer(Buffer, Generic[Items]):
 
     def _sampling_state(self) -> dict[str, Any]:
         live = self._maker.follow()
-        kind = torch.tensor(
-            list(type(self.sampler).__name__.encode()), dtype=torch.uint8, device="cpu"
-        )
+        name = type(self.sampler).__name__.encode()
+        kind = torch.tensor(list(name), dtype=torch.uint8, device="cpu")
         state: dict[str, Any] = {
             "kind": kind,
             "total": live.stop,

@@ -191,9 +191,7 @@ class HindsightReplay:
         chosen = torch.rand(len(index), generator=self.generator, device="cpu") < self.fraction
         fraction = torch.full((len(index),), BELOW_ONE, dtype=torch.float64, device="cpu")
         if self.strategy == "future":
-            fraction = torch.rand(
-                len(index), dtype=torch.float64, generator=self.generator, device="cpu"
-            )
+            fraction.uniform_(generator=self.generator)
         goal, reward = segments[self.goal_key].clone(), segments[self.reward_key].clone()
         later = self.replay.later(index[chosen], fraction[chosen])
         chosen = chosen.to(goal.device)

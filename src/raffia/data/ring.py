@@ -86,17 +86,14 @@ class EpisodeRing:
     def __init__(self, num_rows: int, *, look_ahead: int, look_back: int = 0) -> None:
         self.num_rows, self.look_ahead, self.look_back = num_rows, look_ahead, look_back
         # Room for all that one change can bring; what is not touched takes no memory.
-        self._lost, self._won = torch.empty(
-            2, 2 * num_rows, dtype=torch.int64, device="cpu"
-        ).unbind(0)
+        room = torch.empty(2, 2 * num_rows, dtype=torch.int64, device="cpu")
+        self._lost, self._won = room.unbind(0)
         self.clear()
 
     def clear(self) -> None:
         """Forget everything, and count items from 0 again."""
-        rows, nobody = (
-            torch.arange(self.num_rows, device="cpu"),
-            torch.empty(0, dtype=torch.int64, device="cpu"),
-        )
+        rows = torch.arange(self.num_rows, device="cpu")
+        nobody = rows.new_empty(0)
         self.preceding, self.following = rows.clone(), rows.clone()
         self.episode, self.owner = torch.full_like(rows, NONE), torch.zeros_like(rows)
         self.kind = torch.zeros_like(rows, dtype=torch.uint8)
@@ -104,7 +101,7 @@ class EpisodeRing:
         # For each known environment, by its position in the order of their numbers.
         for name in self._PER_ENV:
             setattr(self, name, nobody)
-        self.counts = torch.zeros(5, dtype=torch.int64, device="cpu")  # see the kernels
+        self.counts = rows.new_zeros(5)  # see the kernels
         self._bind()
 
     def _bind(self) -> None:
@@ -193,8 +190,8 @@ class EpisodeRing:
         (tensor([1]), None)
         """
         item = item.contiguous()
-        position, row = torch.empty(2, len(item), dtype=torch.int64, device="cpu").unbind(0)
-        is_step = torch.empty(len(item), dtype=torch.bool, device="cpu")
+        position, row = item.new_empty(2, len(item)).unbind(0)
+        is_step = item.new_empty(len(item), dtype=torch.bool)
         out = position.data_ptr(), row.data_ptr(), is_step.data_ptr()
         num = kernels.ring.find(self.address, item.data_ptr(), len(item), *out)
         if num < 0:
@@ -266,9 +263,7 @@ class EpisodeRing:
         env: [E] int64, each number once; None: of all. Those in no episode are left out.
         """
         env = self.env if env is None else env.contiguous()
-        positions, closing, before = torch.empty(
-            3, len(env), dtype=torch.int64, device="cpu"
-        ).unbind(0)
+        positions, closing, before = env.new_empty(3, len(env)).unbind(0)
         given = env.data_ptr(), positions.data_ptr(), len(env)
         out = closing.data_ptr(), before.data_ptr()
         num = kernels.ring.cut(self.address, *given, *out)

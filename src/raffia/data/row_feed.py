@@ -98,9 +98,8 @@ class RowFeed:
     def since(self, total: int) -> TensorDict:
         """The rows added since the given number of items, for `RowMirror.append`."""
         first = max(total, self._oldest)
-        return TensorDict(
-            first=torch.tensor(first, device="cpu"), rows=self._rows(first, self.total)
-        )
+        rows = self._rows(first, self.total)
+        return TensorDict(first=torch.tensor(first, device="cpu"), rows=rows)
 
     def as_of(self, total: int) -> TensorDict:
         """All rows as they were at the given number of items, for `RowMirror.load`."""

@@ -9,19 +9,23 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
+from raffia.tensordict.index import INTEGERS
 
 Index = int | slice | Tensor  # of rows, checked: a Tensor is int64 [n]
 # For dtypes that `index_copy_`, or `index_select` on a GPU, lacks: what carries their bytes.
 CARRIERS = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-    torch.float8_e4m3fn: torch.int8,
-    torch.float8_e4m3fnuz: torch.int8,
-    torch.float8_e5m2: torch.int8,
-    torch.float8_e5m2fnuz: torch.int8,
-    torch.float8_e8m0fnu: torch.int8,
-    torch.float4_e2m1fn_x2: torch.int8,
+    dtype: INTEGERS[dtype.itemsize]
+    for dtype in (
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+        torch.float4_e2m1fn_x2,
+    )
 }
 
 

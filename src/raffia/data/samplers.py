@@ -161,9 +161,8 @@ class RandomSampler(Sampler):
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         if self.replacement:
-            return Draw(
-                torch.randint(live.start, live.stop, (n,), generator=generator, device="cpu"), {}
-            )
+            drawn = torch.randint(live.start, live.stop, (n,), generator=generator, device="cpu")
+            return Draw(drawn, {})
         if n > len(live):
             raise ValueError(
                 f"{n} different items cannot be drawn from {len(live)}: sample fewer, or use "

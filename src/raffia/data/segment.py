@@ -343,9 +343,8 @@ class SegmentReplayBuffer(SegmentSteps):
         with self._lock:
             self._refuse_undrawable(index)
             start = self._ring.row(index)
-            copied = self._maker.copy(
-                start, torch.ones(len(start), dtype=torch.float32, device="cpu"), length
-            )
+            weight = start.new_ones(len(start), dtype=torch.float32)
+            copied = self._maker.copy(start, weight, length)
         if length > self.length:
             _refuse_unfinished(index, copied.added)
         return self._maker.build(self._maker.finish(copied))

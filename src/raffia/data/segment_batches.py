@@ -301,10 +301,8 @@ def kinds_of_rows(absorb: Collection[str]) -> Kinds:
     """What counts of rows by their kind; the ends of `absorb` are absorbing."""
     if isinstance(absorb, str) or not set(absorb) <= set(CLOSED):
         raise ValueError(f"absorb={absorb!r} must be a collection of some of {list(CLOSED)}")
-    mask, discount = (
-        torch.ones(5, dtype=torch.bool, device="cpu"),
-        torch.zeros(5, dtype=torch.float32, device="cpu"),
-    )
+    mask = torch.ones(5, dtype=torch.bool, device="cpu")
+    discount = torch.zeros(5, dtype=torch.float32, device="cpu")
     for end, kind in CLOSED.items():
         mask[kind] = end in absorb
     discount[STEP] = 1.0

@@ -273,9 +273,8 @@ class ReplayShards:
 
     def _numbered(self, sample: TensorDict, sizes: Sequence[int]) -> TensorDict:
         """A sample with the numbers of all shards instead of each shard's."""
-        number = torch.arange(self.num_shards, device="cpu").repeat_interleave(
-            torch.tensor(sizes, device="cpu")
-        )
+        number = torch.arange(self.num_shards, device="cpu")
+        number = number.repeat_interleave(number.new_tensor(sizes))
         total = torch.tensor([shard.storage.total for shard in self.shards], device="cpu")[number]
         device = sample["index"].device
         number, total = number.to(device), total.to(device)

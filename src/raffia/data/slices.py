@@ -152,10 +152,9 @@ class SliceSampler(Sampler):
         tensor([4, 5, 1, 2, 3])
         """
         last = taken.cumsum(0) - 1  # the indices of the slices' last steps in the batch
-        within = torch.arange(int(taken.sum()), device="cpu") - (
-            last + 1 - taken
-        ).repeat_interleave(taken)
-        items = start.repeat_interleave(taken) + within
+        first = last + 1 - taken
+        items = torch.arange(int(taken.sum()), device="cpu")
+        items += (start - first).repeat_interleave(taken)
         return Draw(items, self._end_entries(items, last))
 
     def _long_episodes(self, live: range, length: int) -> tuple[Tensor, Tensor]:
@@ -226,9 +225,8 @@ class SliceSampler(Sampler):
         key, numbered = self._episode_key()
         old = range(max(live.start, self._known.start), min(live.stop, self._known.stop))
         new = range(old.stop if old else live.start, live.stop)
-        value = self._entry(
-            unravel_key_to_tuple(key), torch.arange(new.start, new.stop, device="cpu")
-        )
+        items = torch.arange(new.start, new.stop, device="cpu")
+        value = self._entry(unravel_key_to_tuple(key), items)
         if value is None:
             raise KeyError(
                 f'items have no entry "{dotted(key)}" to identify episodes by: pass '

@@ -72,24 +72,36 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
         """
         if self.priorities is None:
             return super().extend(data)
-        size = self.storage.max_size or 0  # of more than these the last ones are here
         with self._lock:  # priorities are checked for the alpha that is there when they count
             self._before_change()
             if type(data) is list and data and isinstance(data[0], (Node, dict)):
-                items, given = zip(*[self._with_priority(item, 0) for item in data], strict=True)
-                if self._differ_in_shape(list(items)):
-                    return torch.tensor([self.add(item) for item in data], device="cpu")
-                numbers = super().extend(rows_of(list(items), self.storage.structure))
-                last = list(zip(numbers, given, strict=True))[-size:]
-                pairs = [(number, priority) for number, priority in last if priority is not None]
-                if pairs:
-                    index, priorities = zip(*pairs, strict=True)
-                    self.sampler.update_priority(torch.stack(index), torch.stack(priorities))
-                return numbers
+                return self._extend_list(data)
             data, priority = self._with_priority(data, 1)
             numbers = super().extend(data)
             if priority is not None:
+                size = self.storage.max_size or 0  # of more than these the last ones are here
                 self.sampler.update_priority(numbers[-size:], priority[-size:])
+        return numbers
+
+    def _extend_list(self, data: list[Any]) -> Tensor:
+        """Add the items of a list, each of which may come with a priority or without one."""
+        fitted = [self._fitted(item, 0) for item in data]
+        items = [item for item, _ in fitted]
+        if self._differ_in_shape(items):
+            for item, priority in fitted:
+                self._check_priority(item, priority, 0)
+            return torch.tensor([self.add(item) for item in data], device="cpu")
+        rows = rows_of(items, self.storage.structure)
+        given = {n: priority for n, (_, priority) in enumerate(fitted) if priority is not None}
+        if not given or self.priorities is None:
+            return super().extend(rows)
+        priorities = torch.stack(list(given.values()))
+        self.priorities.check_priority(priorities.shape[:1], priorities)
+        numbers = super().extend(rows)
+        first = max(0, len(data) - (self.storage.max_size or len(data)))  # the first that stays
+        stays = [n for n in given if n >= first]
+        if stays:
+            self.sampler.update_priority(numbers[stays], priorities[-len(stays) :])
         return numbers
 
     def _differ_in_shape(self, items: list[Any]) -> bool:
@@ -142,6 +154,16 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
 
         Raises ValueError for an invalid priority.
         """
+        fitted, priority = self._fitted(data, batch_dims)
+        self._check_priority(data, priority, batch_dims)
+        return fitted, priority
+
+    def _check_priority(self, data: Any, priority: Tensor | None, batch_dims: int) -> None:
+        if priority is not None and self.priorities is not None:
+            self.priorities.check_priority(batch_of(data, batch_dims), priority)
+
+    def _fitted(self, data: Any, batch_dims: int) -> tuple[Any, Tensor | None]:
+        """Items as they can be stored, and the priority that they come with, unchecked."""
         priorities = self.priorities
         if priorities is None or not isinstance(data, (Node, dict)):
             return data, None
@@ -149,7 +171,6 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
         priority = value_at(data, path)
         if priority is not None:
             priority = torch.as_tensor(priority)
-            priorities.check_priority(batch_of(data, batch_dims), priority)
         if structure is None or (path in structure.paths) == (priority is not None):
             return data, priority
         if priority is not None:

@@ -244,9 +244,8 @@ class ListStorage(TensorStorage):
             items = _one_by_one(data)
             if items is None:
                 raise
-        return torch.tensor(
-            [self._append_one(*row) for row in self._taken_one_by_one(items)], device="cpu"
-        )
+        numbers = [self._append_one(*row) for row in self._taken_one_by_one(items)]
+        return torch.tensor(numbers, device="cpu")
 
     def check(self, data: Any) -> None:
         try:

@@ -218,9 +218,8 @@ class TimeLimit:
     ) -> None:
         assert isinstance(self.batch, FastForwardBatch)
         self.batch.fast_forward(seeds, actions, rows)
-        self._length[slice(None) if rows is None else rows] = torch.tensor(
-            list(map(len, actions)), device="cpu"
-        )
+        lengths = self._length.new_tensor(list(map(len, actions)))
+        self._length[slice(None) if rows is None else rows] = lengths
 
     def render(self, row: int) -> Tensor | None:
         """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""

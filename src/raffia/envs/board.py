@@ -105,9 +105,7 @@ class BoardGame:
                 legal[derive_seed(seed, "opening", ply) % len(legal)]
                 for seed, legal in zip(numbers, options, strict=True)
             ]
-            state = self.step(torch.tensor(action, device="cpu"), index).select(
-                *self.spec.state_keys
-            )
+            state = self.step(index.new_tensor(action), index).select(*self.spec.state_keys)
         return state
 
     def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:

@@ -235,7 +235,9 @@ def one_action(spec: EnvSpec, outputs: TensorDict, draw: int = 0, number: int = 
             return (low if number == 0 else high)[None]
         drawn = torch.empty_like(low).uniform_(generator=generator)
         return (low + (high - low) * drawn)[None]
-    legal = outputs["action_mask"][0] if spec.masked else torch.ones(spec.action.n).bool()
+    legal = torch.ones(spec.action.n, dtype=torch.bool)
+    if spec.masked:
+        legal = outputs["action_mask"][0]
     if not legal.any():
         raise ContractError("no action is legal", "allow at least one while an episode is running")
     return torch.multinomial(legal.float(), 1, generator=generator)

@@ -42,9 +42,7 @@ def _one_of(good: Tensor, generator: torch.Generator | None) -> Tensor:
             "pass only states of running games"
         )
     if generator is None:
-        weight = torch.arange(good.shape[-1], 0, -1, dtype=torch.float32, device="cpu").expand(
-            good.shape
-        )
+        weight = torch.arange(good.shape[-1], 0, -1, dtype=torch.float32, device="cpu")
     else:
         weight = 1.0 + torch.rand(good.shape, generator=generator, device="cpu")
     return (good * weight).argmax(-1)
@@ -128,9 +126,7 @@ class RuleConnect4:
     def act(self, state: TensorDict, generator: torch.Generator | None = None) -> Tensor:
         """A good action for each state [n], int64 [n]; the generator draws among equal ones."""
         boards = (state["observation"][:, :2].to(torch.int64) * self._bits).sum((-1, -2))
-        scores = torch.tensor(
-            [self.scores(own, other) for own, other in boards.tolist()], device="cpu"
-        )
+        scores = boards.new_tensor([self.scores(own, other) for own, other in boards.tolist()])
         best = scores.amax(-1, keepdim=True)
         return _one_of((scores == best) & state["action_mask"], generator)
 

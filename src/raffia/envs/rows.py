@@ -49,9 +49,8 @@ class EnvRows:
         """
 
         def array(shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-            return allocate(
-                (num_envs, *shape), torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
-            )
+            kind = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+            return allocate((num_envs, *shape), kind)
 
         num_actions = spec.action.shape[0] if isinstance(spec.action, Box) else spec.action.n
         return cls(

@@ -371,11 +371,7 @@ class GaussianSampler:
     def numbers(self, size: int) -> dict[str, Tensor | None]:
         """The fixed numbers, float32 [D] each: "std", "low" and "width", between the bounds."""
         low, width = (None, None) if self.low is None else self._bounds()
-        std = (
-            None
-            if self.std is None
-            else constant(self.std, torch.empty(0, dtype=torch.float32, device="cpu"))
-        )
+        std = None if self.std is None else constant(self.std, _float32())
         return {
             name: None if number is None else number.expand(size).contiguous()
             for name, number in (("std", std), ("low", low), ("width", width))
@@ -402,7 +398,7 @@ class GaussianSampler:
 
     def _bounds(self, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lower bound and the width, of the dtype and device of a tensor."""
-        like = torch.empty(0, dtype=torch.float32, device="cpu") if like is None else like
+        like = _float32() if like is None else like
         low, high = constant(self.low, like), constant(self.high, like)
         width = high - low
         # An action can be low + width, and this sum must not be rounded to more than the bound.
@@ -478,3 +474,8 @@ def _check_num_samples(num: int) -> None:
         raise ValueError(
             f"num_samples={num} must be at least 1; 20 is common for continuous actions"
         )
+
+
+def _float32() -> Tensor:
+    """An empty tensor whose dtype and device numbers are to have."""
+    return torch.empty(0, dtype=torch.float32, device="cpu")

@@ -92,9 +92,8 @@ class SearchState:
         budget = [self.budget[root] for root in self.order.tolist()]
         if budget[0] == budget[-1]:
             return [len(budget)] * budget[0]
-        ended = (
-            torch.tensor(budget, device="cpu").bincount().cumsum(0)
-        )  # roots with at most so many
+        # The number of roots with a budget of at most 0, 1, ...
+        ended = torch.tensor(budget, device="cpu").bincount().cumsum(0)
         return (len(budget) - ended[:-1]).tolist()
 
     def divided(self, num_parts: int) -> list[SearchState]:

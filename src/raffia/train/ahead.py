@@ -111,10 +111,8 @@ class BatchesAhead(OpenTasks):
     def _ask(self, update: int, version: int, task: TensorDict) -> None:
         self._open[update] = _Open(version, task)
         asked = task.copy()
-        asked["update"], asked["version"] = (
-            torch.tensor(update, device="cpu"),
-            torch.tensor(version, device="cpu"),
-        )
+        asked["update"] = torch.tensor(update, device="cpu")
+        asked["version"] = torch.tensor(version, device="cpu")
         self._ask_workers(update, asked, self.board.ref(version))
 
     def _ask_workers(self, update: int, task: TensorDict, weights: Any) -> None:
@@ -134,9 +132,8 @@ class BatchesAhead(OpenTasks):
         drawn = TensorDict()
         for update, one in self._open.items():
             task = self._making.save(one.task)
-            drawn[str(update)] = TensorDict(
-                version=torch.tensor(one.version, device="cpu"), task=task
-            )
+            version = torch.tensor(one.version, device="cpu")
+            drawn[str(update)] = TensorDict(version=version, task=task)
         return TensorDict(drawn=drawn, weights=self.board.state())
 
     def load_state(self, state: TensorDict) -> None:

@@ -258,9 +258,7 @@ class Collector:
         frames = self._frames
         self._show(states)
         if frames is not None and self._frames is not None and len(rows) < len(frames):
-            others = torch.ones(len(frames), dtype=torch.bool, device="cpu").index_fill_(
-                0, rows, False
-            )
+            others = rows.new_ones(len(frames), dtype=torch.bool).index_fill_(0, rows, False)
             self._frames[others] = frames[others]
         self._restart(rows, after)
         self.ledger.repeat(rows, action, after)

@@ -192,19 +192,19 @@ class EpisodeBatch:
                 f"{spec.name or 'this game'} has two players: pass opponent=RandomOpponent(), or "
                 "another of raffia.envs.opponents"
             )
-        self._member = (
-            torch.tensor(self.members, dtype=torch.int64, device="cpu") if self.members else None
-        )
+        self._member = None
+        if self.members:
+            self._member = torch.tensor(self.members, dtype=torch.int64, device="cpu")
         self._num_begun, self._num_all = 0, self.num_episodes * max(1, len(self.members or ()))
         self._generator = generator_for(self.seed, "opponent")
-        # Index of the member that plays.
+        # The index of the member that plays in each environment.
         self._slot = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
-        # Which of its episodes.
+        # The number of the episode among those of its member.
         self._episode = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
         self._total = torch.zeros(num_envs, dtype=torch.float64, device="cpu")
         self._length = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
         self._found: dict[tuple[int, int], tuple[float, int]] = {}
-        # Of environments that are played.
+        # The environments that are played.
         self._rows = torch.arange(min(num_envs, self._num_all), device="cpu")
         self._states: TensorDict  # [n] of these rows
         self._frames: Tensor | None = None  # [n, S, *O]
@@ -231,9 +231,8 @@ class EpisodeBatch:
             chosen = choose(self.act, self._agent_states())
             action = chosen["action"]
         else:
-            action = torch.zeros(
-                len(self._rows), *action_spec.shape, dtype=action_spec.dtype, device="cpu"
-            )
+            shape = len(self._rows), *action_spec.shape
+            action = self._rows.new_zeros(shape, dtype=action_spec.dtype)
             if bool(turn.any()):
                 chosen = choose(self.act, self._agent_states()[turn])
                 action[turn] = chosen["action"]

@@ -83,12 +83,8 @@ class Evaluations(OpenTasks):
         worker = self._num_asked % self.pool.num_workers
         self._num_asked += 1
         self._open[update], self._worker_of[update] = count, worker
-        self.pool.ask(
-            worker,
-            update,
-            TensorDict(count=torch.tensor(count, device="cpu")),
-            self.board.ref(update),
-        )
+        asked = TensorDict(count=torch.tensor(count, device="cpu"))
+        self.pool.ask(worker, update, asked, self.board.ref(update))
 
     def is_due(self, update: int) -> bool:
         """Whether the oldest evaluation must be joined before the loop continues."""

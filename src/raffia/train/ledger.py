@@ -58,9 +58,8 @@ class Ledger:
 
     def seeds(self, rows: Tensor) -> Tensor:
         """Seeds of the episodes that come next in these rows."""
-        return torch.tensor(
-            [self._seed_of(row, self._episode[row]) for row in rows.tolist()], device="cpu"
-        )
+        seeds = [self._seed_of(row, self._episode[row]) for row in rows.tolist()]
+        return torch.tensor(seeds, device="cpu")
 
     def describe(self, row: int, at_reset: bool = False) -> str:
         """A text by which an environment can be restored: row of the run, seed, actions since.
