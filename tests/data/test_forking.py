@@ -17,6 +17,7 @@ from raffia.data.query import HashToInt
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
 from raffia.data.tensordict_replay import PrioritizedReplayBuffer
+from raffia.functional.seeds import GLOBAL_DRAWS, global_draws
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -95,14 +96,23 @@ def test_children_that_are_forked_while_a_thread_is_at_work(kind):
     use()
 
 
-def test_a_lock_that_another_thread_holds_is_free_in_the_child(monkeypatch):
+def draw():
+    with global_draws(0):
+        torch.rand(1)
+
+
+@pytest.mark.parametrize("kind", ["by priority", "draws"])
+def test_a_lock_that_another_thread_holds_is_free_in_the_child(kind, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE", 0.2)
-    buffer, use = use_of("by priority")
+    lock, use = GLOBAL_DRAWS, draw
+    if kind != "draws":
+        buffer, use = use_of(kind)
+        lock = buffer._lock
     use()
     acquired, over = threading.Event(), threading.Event()
 
     def hold():
-        with buffer._lock:
+        with lock:
             acquired.set()
             over.wait(20)
 
@@ -110,10 +120,20 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child(monkeypatch):
         pool.submit(hold)
         acquired.wait(20)
         try:
-            assert runs(use)
+            assert runs(use, seconds=10)
         finally:
             over.set()
     use()  # and the parent's is free again
+
+
+def test_a_thread_that_holds_the_lock_of_draws_can_fork():
+    def draw_and_fork():
+        with global_draws(0):
+            assert runs(draw, seconds=10)
+        draw()
+
+    draw_and_fork()
+    assert runs(draw_and_fork, seconds=15)
 
 
 def test_collected_objects_are_forgotten():

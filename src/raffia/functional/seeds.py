@@ -7,13 +7,27 @@ and drawing more for one purpose changes nothing of any other.
 import functools
 import hashlib
 import operator
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-GLOBAL_DRAWS = threading.RLock()  # of who sets the state of torch's global generator, for a while
+# Held by who sets the state of torch's global generator for a while.
+GLOBAL_DRAWS: Any = threading.RLock()
+
+
+def _free_in_child() -> None:
+    if GLOBAL_DRAWS.acquire(blocking=False):  # free, or held by the thread that forked
+        GLOBAL_DRAWS.release()
+    else:  # another thread held it, which the child does not have
+        GLOBAL_DRAWS._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
+    os.register_at_fork(after_in_child=_free_in_child)
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
