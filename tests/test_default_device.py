@@ -11,6 +11,7 @@ from raffia.data import (
     ListStorage,
     MCTSForest,
     PrioritizedReplayBuffer,
+    RandomProjectionHash,
     ReplayBuffer,
     SamplerWithoutReplacement,
     SegmentReplayBuffer,
@@ -93,6 +94,8 @@ def test_segments_maps_and_forests():
     ends = {"reward": torch.ones(4, 1, device=CPU), "done": torch.zeros(4, 1, device=CPU).bool()}
     path["next"] = states[1:].update(ends)
     MCTSForest().extend(path)
+    keys = RandomProjectionHash(n_components=4)(torch.ones(3, 20, device=CPU))
+    assert keys[0] == keys[2]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,8 @@ class RandomProjectionHash(SipHash):
         features = _features(x).shape[-1]
         if not features:
             raise ValueError(f"rows of shape {list(x.shape[1:])} have no features to project")
-        matrix = torch.empty(features, self.n_components, dtype=torch.float64)
+        size = features, self.n_components
+        matrix = torch.empty(size, dtype=torch.float64, device="cpu")
         if "generator" in inspect.signature(self.init_method).parameters:
             self.init_method(matrix, generator=torch.Generator().manual_seed(self.seed))
         else:  # it draws from the global one, if at all, which stays as it was

@@ -64,7 +64,7 @@ class PrioritizedSampler(Sampler):
     [0.3333333432674408, 1.0]
     """
 
-    by_position = True  # of the priorities
+    by_position = True  # as priorities are found by it
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class SliceSampler(Sampler):
             [4, 5, 6]])
     """
 
-    by_position = True  # which tells the steps that follow each other
+    by_position = True  # as the next step of an episode is found by it
 
     def __init__(
         self,
