@@ -26,6 +26,7 @@ WRITERS = {
     "recipes/run_folder.py": "removes what a killed process left in a new run's folder",
     "algorithms/ilql/agent_files.py": "safetensors within such a folder",
     "draw/scene.py": "matplotlib, into the file that `write_atomically` gives",
+    "sweep/session.py": "removes the file that asks its workers to stop",
     "cli/commands.py": "streams of this process: no files",
 }
 CALLS = {

@@ -246,7 +246,9 @@ class Priorities:
         chances = torch.empty(0, dtype=torch.float64, device="cpu")
         try:
             while len(rows) < n:
-                u = chances.new_empty(n - len(rows)).uniform_(generator=generator)
+                u = torch.rand(
+                    n - len(rows), dtype=torch.float64, generator=generator, device="cpu"
+                )
                 found, chance = self.tree.draw(u)
                 first = groups(found).first
                 rows, chances = torch.cat([rows, found[first]]), torch.cat([chances, chance[first]])
