@@ -77,11 +77,13 @@ def generator_for(
 
 
 @contextmanager
-def global_draws(seed: int) -> Iterator[None]:
+def global_draws(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Draw from torch's global generator of the CPU as seeded, within the block, in one thread at
     a time; its state is the same afterwards.
 
     For what takes no generator, as the first weights of `torch.nn`.
+
+    device: a GPU whose global generator is seeded and restored, too.
 
     >>> with global_draws(seed=3):
     ...     a = torch.rand(2)
@@ -89,8 +91,12 @@ def global_draws(seed: int) -> Iterator[None]:
     ...     torch.equal(a, torch.rand(2))
     True
     """
-    with GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # those of other devices stay as they are
+    on_gpu = device is not None and device.type == "cuda"
+    with GLOBAL_DRAWS, torch.random.fork_rng(devices=[device] if on_gpu else []):
+        if on_gpu:
+            torch.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)  # those of other devices stay as they are
         yield
 
 

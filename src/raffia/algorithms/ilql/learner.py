@@ -18,7 +18,7 @@ from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
 from raffia.functional.optim import adamw, cosine_decay, linear, warmup
-from raffia.functional.seeds import GLOBAL_DRAWS, derive_seed, global_draws
+from raffia.functional.seeds import derive_seed, global_draws
 from raffia.functional.trees import is_traced
 from raffia.learner import module_names, module_tree
 from raffia.nn.params import update_target
@@ -214,12 +214,10 @@ class ILQLLearner:
                 "dropout draws random numbers, which torch.vmap and torch.compile cannot repeat: "
                 "set dropout=0.0"
             )
-        device = batch["tokens"].device
-        devices = [device] if device.type == "cuda" else []
-        with GLOBAL_DRAWS, torch.random.fork_rng(devices=devices):
-            seed, step = int(state["dropout_seed"]), int(state["step"])
-            part = [int(batch["index"][0])] if "index" in batch.keys() else []
-            torch.manual_seed(derive_seed(seed, "dropout", step, *part))
+        seed, step = int(state["dropout_seed"]), int(state["step"])
+        part = [int(batch["index"][0])] if "index" in batch.keys() else []
+        seed = derive_seed(seed, "dropout", step, *part)
+        with global_draws(seed, batch["tokens"].device):
             yield
 
 
