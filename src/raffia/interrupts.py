@@ -1,4 +1,4 @@
-"""Ctrl-C put off within a block, also for the processes that are started in it."""
+"""Ctrl-C put off or ignored, as by worker processes: their parent acts upon it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+
+# What all processes of a terminal's job receive; Windows has no SIGHUP.
+OF_TERMINALS = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager
@@ -26,3 +29,15 @@ def interrupts_deferred() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_terminal() -> None:
+    """Ignore Ctrl-C and the closing of the terminal, which this process's parent acts upon.
+
+    >>> handlers = [signal.getsignal(number) for number in OF_TERMINALS]
+    >>> ignore_terminal()
+    >>> signal.raise_signal(signal.SIGINT)
+    >>> _ = [signal.signal(*pair) for pair in zip(OF_TERMINALS, handlers, strict=True)]
+    """
+    for number in OF_TERMINALS:
+        signal.signal(number, signal.SIG_IGN)

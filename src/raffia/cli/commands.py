@@ -50,7 +50,7 @@ FIRST_STEPS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.  argv: the words after `raffia`.
 
-    0: done; 1: it failed; 2: the call cannot be meant; 130: Ctrl-C; 143: SIGTERM.
+    0: done; 1: it failed; 2: the call cannot be meant; 130: Ctrl-C; 143: SIGTERM; 129: SIGHUP.
 
     >>> main(["--version"])  # doctest: +ELLIPSIS
     raffia ...

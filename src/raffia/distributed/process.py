@@ -38,7 +38,7 @@ from raffia.distributed.engine import (
     find_role,
 )
 from raffia.functional.exact import request_exact_products
-from raffia.interrupts import interrupts_deferred
+from raffia.interrupts import ignore_terminal, interrupts_deferred
 from raffia.tensordict.tensordict import TensorDict
 
 # The first byte of a message; before a task stand the length and the name of its weights.
@@ -334,7 +334,7 @@ def _end(connection: Connection, process: Any) -> None:
 
 def _serve(connection: Connection, roles: Sequence[str]) -> None:
     """Do tasks until asked to leave, or until the leader is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to act upon
+    ignore_terminal()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     request_exact_products()
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -15,7 +15,6 @@ that were done before the one that raised, and the text of the error.
 
 from __future__ import annotations
 
-import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ import torch
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Env, EnvSpec
 from raffia.envs.rows import Array, EnvRows
+from raffia.interrupts import ignore_terminal
 
 _ALIGNMENT = 64  # bytes
 
@@ -94,7 +94,7 @@ def work(
 ) -> None:
     """The main function of a worker process; it ends when it is asked to, or when its parent is
     gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    ignore_terminal()
     torch.set_num_threads(1)
     shared = SharedArrays.over(spec, num_envs, memory)
     envs: list[Env] = []

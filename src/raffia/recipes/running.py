@@ -54,7 +54,7 @@ def train_run(
     make: Make | None = None,
     stop: Stop = lambda: False,
 ) -> RunResult:
-    """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
+    """Train in a new folder, until the end, the target return or a signal to stop.
 
     view: where progress is shown; None: the terminal.
     preset: the name of the config, for the report.
@@ -184,7 +184,7 @@ def _run_session(
     changed: Mapping[str, Any] | None = None,
     is_new: bool = False,
 ) -> RunResult:
-    """A session of a run, until its end, its target, Ctrl-C or SIGTERM.
+    """A session of a run, until its end, its target or a signal to stop.
 
     on_start: called once the run is restored or initialised, before the first update.
     changed: settings that are others than before, for the row of the resume.

@@ -135,7 +135,7 @@ class SweepSession:
         self._seconds: dict[str, float] = {}  # of runs that are done
 
     def run(self) -> SweepResult:
-        """Run all that is not done, until it is, or until Ctrl-C or SIGTERM."""
+        """Run all that is not done, until it is, or until a signal to stop."""
         with (
             claimed(self.folder),
             stop_on_signals() as signals,

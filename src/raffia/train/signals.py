@@ -1,4 +1,4 @@
-"""Stopping a run by Ctrl-C or SIGTERM: the loop is asked first, and left at the second time."""
+"""Stopping a run by Ctrl-C, SIGTERM or a closed terminal: the loop is asked first, then left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANGUP = getattr(signal, "SIGHUP", None)  # of a terminal that is closed; not on Windows
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else []))
 
 
 class Stop:
@@ -42,6 +43,8 @@ class Stop:
         SystemExit: 130
         """
         if self.requested:
+            if number == HANGUP:  # from the shell and, as that ends, from the system
+                return
             raise SystemExit(128 + number)
         self.name = signal.Signals(number).name
         if self.announce is not None:  # by a thread: the interrupted code may be printing itself
@@ -54,12 +57,13 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """Only note the first SIGINT or SIGTERM within the block; the second ends the process
-    immediately.
+    """Only note the first SIGINT, SIGTERM or SIGHUP within the block; a second signal ends the
+    process immediately, but for SIGHUP.
 
-    The handlers from before are back afterwards. A signal that is ignored, as SIGINT is behind
-    `nohup ... &`, stays ignored. Handlers can be set in the main thread only: elsewhere nothing is
-    done, and `requested` stays False. Ctrl-C reaches the processes that this one started too.
+    The handlers from before are back afterwards. A signal that is ignored, as SIGINT and SIGHUP
+    are behind `nohup ... &`, stays ignored. Handlers can be set in the main thread only: elsewhere
+    nothing is done, and `requested` stays False. Ctrl-C reaches the processes that this one started
+    too.
 
     >>> with stop_on_signals() as stop:
     ...     for update in range(1000):

@@ -44,7 +44,7 @@ def train(
     make_env: MakeEnv = make_env,
     networks: ModelFactory | None = None,
 ) -> RunResult:
-    """Train in a new folder, until the end, the target return, Ctrl-C or SIGTERM.
+    """Train in a new folder, until the end, the target return or a signal to stop.
 
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be shown in the report.
