@@ -204,6 +204,8 @@ def test_runs_on_files_hold_out_rows_and_refuse_changed_files(chats, tmp_path):
 def test_losses_of_held_out_rows_do_not_depend_on_how_they_are_batched(chats, tmp_path):
     train(of_chats(chats, num_updates=3), tmp_path / "run", view=Quiet())
     found = evaluate(tmp_path / "run", episodes=8).held_out
+    with torch.inference_mode(), torch.autocast("cpu"):
+        assert evaluate(tmp_path / "run", episodes=8).held_out == found
     path = tmp_path / "run" / "config.json"
     data = json.loads(path.read_text())
     data["evaluate"]["batch_size"] = 8

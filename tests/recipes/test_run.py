@@ -144,10 +144,14 @@ def test_autocast_keeps_no_casts_of_weights_from_one_update_to_the_next(outside,
     ],
     ids=["dtype", "device"],
 )
-def test_other_default_tensors_are_refused(change, back, value, tmp_path):
+def test_other_default_tensors_are_refused(change, back, value, finished, tmp_path):
     change(value)
+    why = f"torch makes tensors of .*{value}.* by default here"
     try:
-        refused(short(), tmp_path, f"torch makes tensors of .*{value}.* by default here")
+        refused(short(), tmp_path, why)
+        for use in load_agent, evaluate:
+            with pytest.raises(RunError, match=why):
+                use(finished)
     finally:
         change(back)
 

@@ -16,7 +16,7 @@ from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
 from raffia.envs.rows import row_of_error
 from raffia.learner import Learner
-from raffia.recipes.devices import require_compiler, require_defaults, require_device
+from raffia.recipes.devices import require_compiler, require_device
 from raffia.recipes.members import CHAMPION_KEY, POPULATION_KEY, Members, MembersAcross
 from raffia.recipes.workers import RunWorkers
 from raffia.tensordict.tensordict import TensorDict
@@ -51,7 +51,6 @@ class RunExperiment(Experiment):
             device=config.device,
             **intervals,
         )
-        require_defaults()
         require_device(config.device)
         if config.compile:
             require_compiler(config.device)

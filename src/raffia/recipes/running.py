@@ -14,6 +14,7 @@ from raffia.distributed.sharded import StateLost
 from raffia.functional.exact import request_exact_products
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
+from raffia.recipes.devices import require_defaults
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
     claimed,
@@ -41,6 +42,34 @@ INEXACT = (
 )
 
 Make = Callable[[Any, Path, View], Experiment]
+
+
+@contextlib.contextmanager
+def plain_arithmetic() -> Iterator[None]:
+    """Gradients and precision as without the caller's `inference_mode`, `no_grad`, `autocast`.
+
+    Nor does a loss's own `autocast` lie in another: it would keep each update's casts of weights.
+    Raises RunError where torch's defaults are not those that runs need.
+
+    >>> with torch.no_grad(), plain_arithmetic():
+    ...     torch.is_grad_enabled()
+    True
+    """
+    require_defaults()
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    with torch.inference_mode(False), torch.enable_grad():
+        depth = torch.autocast_increment_nesting()
+        for _ in range(depth):
+            torch.autocast_decrement_nesting()
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, False)
+        try:
+            yield
+        finally:
+            for kind in kinds:
+                torch.set_autocast_enabled(kind, True)
+            for _ in range(depth - 1):
+                torch.autocast_increment_nesting()
 
 
 def train_run(
@@ -146,6 +175,7 @@ class Evaluation:
     update: int | None = None  # of the checkpoint whose agent played
 
 
+@plain_arithmetic()
 def evaluate_run(
     folder: str | Path,
     algorithm: Algorithm,
@@ -194,8 +224,8 @@ def _run_session(
         claimed(folder) as unclaimed,
         given_back(folder) if is_new else contextlib.nullcontext(),
         stop_on_signals() as signals,
+        plain_arithmetic(),
         threads(config.num_threads) as is_exact,
-        _plain_arithmetic(),
         view or make_view() as shown,
     ):
         if unclaimed:
@@ -220,28 +250,6 @@ def _run_session(
                 if losses > config.engine.max_restarts:
                     raise
                 shown.message(f"{error}, which happens automatically")
-
-
-@contextlib.contextmanager
-def _plain_arithmetic() -> Iterator[None]:
-    """Gradients and precision as without the caller's `inference_mode`, `no_grad`, `autocast`.
-
-    Nor does a loss's own `autocast` lie in another: it would keep each update's casts of weights.
-    """
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    with torch.inference_mode(False), torch.enable_grad():
-        depth = torch.autocast_increment_nesting()
-        for _ in range(depth):
-            torch.autocast_decrement_nesting()
-        for kind in kinds:
-            torch.set_autocast_enabled(kind, False)
-        try:
-            yield
-        finally:
-            for kind in kinds:
-                torch.set_autocast_enabled(kind, True)
-            for _ in range(depth - 1):
-                torch.autocast_increment_nesting()
 
 
 @contextlib.contextmanager

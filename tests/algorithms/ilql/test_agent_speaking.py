@@ -45,6 +45,8 @@ def test_a_policy_answers_as_generate_does(options):
     assert policy.act(QUESTION) == TOKENIZER.decode(texts.best()[0])
     assert agent.get_policy(TOKENIZER).config == agent.config.decode and policy.agent is agent
     dialogues = [Utterances([("abcd"[:n], None)]) for n in (1, 3, 2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert isinstance(policy.act(QUESTION), str)
     if config == SHORT:
         assert policy.act_batch(dialogues) == [policy.act(one) for one in dialogues]
 

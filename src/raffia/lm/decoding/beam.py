@@ -171,8 +171,9 @@ def extended(
     beams.length[grown] = step + 1
     _, *found = choice.at(row_of).of_token(new)
     for name, score in zip(("kl", "value", "advantage"), found, strict=True):
-        if score is not None and name == "value":  # of the last token
-            beams.scores[name][grown] = score
-        elif score is not None:
-            beams.scores[name][grown] += score
+        if score is None:
+            continue
+        own = beams.scores[name]
+        before = 0 if name == "value" else own[grown]  # values are of the last token
+        own[grown] = (before + score).to(own.dtype)  # within autocast scores are of lower precision
     return beams, row

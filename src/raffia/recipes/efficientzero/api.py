@@ -20,13 +20,21 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.members import best_of
+from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import (
     find_checkpoint,
     read_run_of,
     refuse_without_own,
     require_config,
 )
-from raffia.recipes.running import Evaluation, Make, resume_run, threads, train_run
+from raffia.recipes.running import (
+    Evaluation,
+    Make,
+    plain_arithmetic,
+    resume_run,
+    threads,
+    train_run,
+)
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.session import RunResult
@@ -145,6 +153,7 @@ class Agent:
         )
 
 
+@plain_arithmetic()
 def load_agent(
     folder: str | Path,
     checkpoint: str = "best",
@@ -182,6 +191,7 @@ def load_agent(
     return Agent(spec, planner, num_simulations or default, found.update)
 
 
+@plain_arithmetic()
 def evaluate(
     folder: str | Path,
     *,
@@ -220,7 +230,8 @@ def evaluate(
     if opponent is not None:
         make_opponent(opponent, agent.spec)  # refuses it in an environment of one player
         own["opponent"] = opponent
-    config = replace(config, evaluate=replace(config.evaluate, **own))
+    one = PopulationConfig()  # it is one agent that plays, also of a population
+    config = replace(config, evaluate=replace(config.evaluate, **own), population=one)
     recording = None
     if record:
         thinks = f"-{num_simulations}-simulations" if num_simulations else ""

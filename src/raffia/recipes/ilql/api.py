@@ -27,7 +27,7 @@ from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.ilql.networks import Networks, making_of, with_threads
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import find_checkpoint, read_run_of, require_config
-from raffia.recipes.running import resume_run, threads, train_run
+from raffia.recipes.running import plain_arithmetic, resume_run, threads, train_run
 from raffia.train.session import RunResult
 from raffia.train.view import View
 
@@ -118,6 +118,7 @@ def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:
     return with_member_decode(read_run_of(ILQLRun, Path(folder)), state["hyper"])
 
 
+@plain_arithmetic()
 def load_agent(
     folder: str | Path,
     checkpoint: str = "best",
@@ -152,6 +153,7 @@ def load_agent(
     )
 
 
+@plain_arithmetic()
 def evaluate(
     folder: str | Path,
     *,
