@@ -422,6 +422,11 @@ def test_ours_a_cached_distribution_is_reused_while_its_entries_are_the_same():
     module(td)
     twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))
     assert (twin(td)["action"] == 2).all()
+    module = prob(d.Categorical, keys=["logits"], cache_dist=True)
+    td = TensorDict(logits=torch.zeros(B, A, requires_grad=True))
+    with torch.no_grad():  # its normalised logits have no gradient
+        module(td)
+    assert module.log_prob(td).requires_grad
 
 
 # --- transforms of torch ------------------------------------------------------------------------
@@ -448,3 +453,10 @@ def test_compiled_in_one_graph_and_vmapped(name, kind):
         if kind != "random":
             torch.testing.assert_close(out["a"], expected, equal_nan=True)
         assert ("a_log_prob" in out) == scored and out.batch_size == (B,)
+
+
+def test_ours_a_composite_is_drawn_and_scored_for_each_member_of_vmap():
+    kwargs = {"distribution_map": {"move": d.Normal}}
+    module = composite(kwargs=kwargs, default_interaction_type="random")
+    out = torch.vmap(module, randomness="different")(params_td().expand(4, B))
+    assert out["move"].unique().numel() == 4 * B * T and out["move_log_prob"].shape == (4, B, T)

@@ -46,8 +46,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     log_prob_keys, log_prob_key: where else to write it. While `composite_lp_aggregate()` is on, it
         is one sum, at "sample_log_prob" or `log_prob_key`.
     cache_dist: keep the distribution that was made last, with what it was made of, and give it
-        again while the entries are the same tensors, unchanged: for example `log_prob` after a
-        call.
+        again while the entries are the same tensors, unchanged, and gradients are on or off as
+        they were: for example `log_prob` after a call.
     n_empirical_estimate: how many draws are averaged where the mean has no formula.
     num_samples: int or sizes of dimensions put before the batch: so many values, of which only
         draws differ. The result is then the expanded container; the input stays as it is.
@@ -217,7 +217,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         values = _read(tensordict, self._in_keys)
         if not self.cache_dist or is_compiling() or not all(map(_counts_writes, values)):
             return self._made(values, tensordict)
-        made_of = [(id(value), value._version) for value in values]
+        made_of = [torch.is_grad_enabled(), *[(id(value), value._version) for value in values]]
         if self._last is None or self._last[0] != made_of:
             self._last = made_of, self._made(values, tensordict), values
         return self._last[1]

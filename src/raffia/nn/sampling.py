@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -55,11 +56,15 @@ def draw(dist: Any, kind: InteractionType, shape: torch.Size, num_estimates: int
 def drawn_together(dist: Any) -> Callable[..., Any] | None:
     """The method that returns a draw with its log-probability, if the distribution has one."""
     name = "rsample_and_log_prob" if dist.has_rsample else "sample_and_log_prob"
-    return getattr(dist, name, None)
+    method = getattr(dist, name, None)
+    return None if method is None else functools.partial(_drawn, method)
 
 
 def _random(dist: Any, shape: torch.Size) -> Any:
-    sample = dist.rsample if dist.has_rsample else dist.sample
+    return _drawn(dist.rsample if dist.has_rsample else dist.sample, shape)
+
+
+def _drawn(sample: Callable[..., Any], shape: torch.Size) -> Any:
     try:
         return sample(shape)
     except RuntimeError:
