@@ -117,7 +117,6 @@ def test_a_diverged_member_is_replaced(tmp_path):
 def test_invalid_populations_are_refused_before_training(tmp_path):
     narrow = ILQLModelConfig(trunk=RUN.model.trunk, evolvable_heads=True, max_head_nodes=8)
     for run, words in (
-        (with_all(RUN, population__ranges=("learning_rat=1e-6..1",)), "mean 'learning_rate'"),
         (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "starts at 0.001, outs"),
         (replace(RUN, population=PopulationConfig(), model=narrow), "Set max_head_nodes=32 or"),
     ):

@@ -127,6 +127,7 @@ CHANGES = [  # a run, the error, and settings that it can't be combined with
         (run, "with targets.bootstrap=search: .* Leave", {"targets__bootstrap": "search"})
         for run in (ALONE, with_all(ALONE, data__num_updates=0))
     ),
+    (RUN, "mean 'learning_rate'", {"population__ranges": ("learning_rat=1e-6..1",)}),
     (RUN, "low must be below high", {"population__ranges": ("tau=0.9..0.5",)}),
     (RUN, "must be in 0..1", {"population__ranges": ("tau=0.5..1.5",)}),
     (RUN, "low must be below high, and both finite", {"population__ranges": ("q_weight=1..inf",)}),

@@ -6,12 +6,13 @@ The probabilities are relative: they need not add up to 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raffia.hints import check_choice, check_range
+from raffia.hints import check_choice, check_range, did_you_mean
 
+BATCH_SIZE = "batch_size"  # of hyper: the only one that must be equal in one stack
 KINDS = ("hyper", "parameters", "activation", "architecture")  # of changes
 
 
@@ -168,3 +169,17 @@ class MutationConfig:
         """
         found: float = getattr(self, "no_mutation" if kind == "none" else kind)
         return found
+
+
+def check_hyper_name(name: str, names: Collection[str]) -> None:
+    """Raise ValueError, with the nearest name, unless a learner has this hyper-parameter.
+
+    names: of those that it has.
+
+    >>> check_hyper_name("tau", ["tau"])
+    """
+    if name in names or name == BATCH_SIZE:
+        return
+    meant = did_you_mean(name, [*names, BATCH_SIZE], cutoff=0.4) or "."
+    known = ", ".join(sorted(names)) or "none"
+    raise ValueError(f"this learner has no hyper-parameter {name!r}{meant} It has: {known}")

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.evolution.config import HyperRange, MutationConfig
-from raffia.evolution.population import BATCH_SIZE, check_hyper_name
+from raffia.evolution.config import BATCH_SIZE, HyperRange, MutationConfig, check_hyper_name
 from raffia.functional.activations import ACTIVATIONS
 from raffia.functional.draws import draw_seeds
 from raffia.tensordict.tensordict import TensorDict
@@ -102,7 +101,7 @@ def check_mutations(state: TensorDict, config: MutationConfig) -> None:
     """
     if config.hyper > 0:
         for name, span in config.hyper_ranges.items():
-            check_hyper_name(name, state.get("hyper", TensorDict()))
+            check_hyper_name(name, [str(key) for key in state.get("hyper", TensorDict()).keys()])
             if name == BATCH_SIZE and span.low < 1:
                 raise ValueError(
                     f"the range of {name} starts at {span.low:g}, but must start at 1 or more"

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from raffia.evolution.config import BATCH_SIZE, check_hyper_name
 from raffia.functional.seeds import derive_seed
-from raffia.hints import check_choice, check_range, did_you_mean
+from raffia.hints import check_choice, check_range
 from raffia.learner import Learner, applies_stacks
 from raffia.tensordict.stack import cat, stack
 from raffia.tensordict.tensordict import TensorDict
 
 FEW = 2  # members, for whom one program costs more on a CPU than it saves
-BATCH_SIZE = "batch_size"  # of hyper: the only one that must be equal in one stack
 
 
 class Population:
@@ -238,7 +238,7 @@ def with_hyper(
         return state.copy()
     hyper = state.get("hyper", TensorDict(batch_size=state.batch_size)).copy()
     for name, given in values.items():
-        check_hyper_name(name, hyper)
+        check_hyper_name(name, [str(key) for key in hyper.keys()])
         like = hyper[name] if name in hyper.keys() else torch.zeros(0, dtype=torch.int64)
         numbers = torch.as_tensor(given, dtype=like.dtype, device=like.device)
         if numbers.shape != (len(state),):
@@ -252,20 +252,6 @@ def with_hyper(
             raise ValueError(f"{name}={given} must be whole numbers{least}, one for each member")
         hyper[name] = numbers.clone()
     return state.copy().set("hyper", hyper)
-
-
-def check_hyper_name(name: str, hyper: TensorDict) -> None:
-    """Raise ValueError, with the nearest name, unless the learner has this hyper-parameter.
-
-    >>> check_hyper_name("tau", TensorDict(tau=torch.zeros(2)))
-    """
-    names = sorted({str(key) for key in hyper.keys()})
-    if name in names or name == BATCH_SIZE:
-        return
-    meant = did_you_mean(name, [*names, BATCH_SIZE], cutoff=0.4) or "."
-    raise ValueError(
-        f"this learner has no hyper-parameter {name!r}{meant} It has: {', '.join(names) or 'none'}"
-    )
 
 
 def _batch_sizes(state: TensorDict) -> list[int] | None:

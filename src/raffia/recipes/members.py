@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from raffia.distributed.pool import Pool
+from raffia.evolution.config import BATCH_SIZE
 from raffia.evolution.generation import Evolution
 from raffia.evolution.mutate import check_mutations
-from raffia.evolution.population import BATCH_SIZE, Population, with_hyper
+from raffia.evolution.population import Population, with_hyper
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.learner import Learner, applies_stacks, step_of
 from raffia.recipes.population_config import PopulationConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,12 @@ from raffia.envs.checked import (
     PositiveInt,
     at_least,
 )
-from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
+from raffia.evolution.config import (
+    HyperRange,
+    MutationConfig,
+    SelectionConfig,
+    check_hyper_name,
+)
 
 # Settings of runs of earlier versions, by section and name: what they are called now.
 RENAMED = {("population", "share"): "truncation_fraction"}
@@ -74,36 +80,37 @@ class PopulationConfig(Checked):
         if self.size > 1:
             selection.check(self.size)
 
-    def check_compile(self, compile: bool) -> None:
-        """Raise ValueError if a population is combined with compiled gradients.
+    def check(self, *, compile: bool, evolvable: bool, numbers: Collection[str]) -> None:
+        """Raise ValueError for what a population cannot be combined with, or cannot change.
 
-        >>> PopulationConfig(size=1).check_compile(True)
-        """
-        if self.size > 1 and compile:
-            raise ValueError(
-                "compile cannot be combined with a population, which is already one program of "
-                "all members and would not become faster: leave compile out"
-            )
+        compile: whether gradients are compiled.
+        evolvable: whether the shape of the heads can change.
+        numbers: the names of those that members may differ in.
 
-    def check_form(self, evolvable: bool) -> None:
-        """Raise ValueError if mutations are to change the shape of networks whose shape is fixed.
-
-        evolvable: whether the heads can.
-
-        >>> PopulationConfig(size=2, architecture=0.5).check_form(False)
+        >>> PopulationConfig(size=2, architecture=0.5).check(
+        ...     compile=False, evolvable=False, numbers=["learning_rate"])
         Traceback (most recent call last):
         ...
         ValueError: population.architecture=0.5 changes the shape of networks, but the heads of this
         run have a fixed shape: set model.evolvable_heads=True (on the command line
         --model.evolvable_heads), or population.architecture=0
         """
+        if self.size == 1:
+            return
+        if compile:
+            raise ValueError(
+                "compile cannot be combined with a population, which is already one program of "
+                "all members and would not become faster: leave compile out"
+            )
         for name in ("activation", "architecture"):
-            if self.size > 1 and getattr(self, name) > 0 and not evolvable:
+            if getattr(self, name) > 0 and not evolvable:
                 raise ValueError(
                     f"population.{name}={getattr(self, name):g} changes the shape of networks, "
                     "but the heads of this run have a fixed shape: set model.evolvable_heads=True "
                     f"(on the command line --model.evolvable_heads), or population.{name}=0"
                 )
+        for name in self.hyper_ranges():
+            check_hyper_name(name, numbers)
 
     def longest_batch(self, batch_size: int) -> int:
         """The largest batch size that mutation can give a member that begins with this one.

@@ -246,3 +246,29 @@ class EfficientZeroConfig(Checked):
                 f"augmentation={self.loss.augmentation} needs images, but model.flatten turns "
                 "them into vectors: remove one of the two"
             )
+
+
+def acting_numbers(config: EfficientZeroConfig) -> dict[str, float]:
+    """The numbers of acting and search that may differ between members of a population.
+
+    "temperature" is what the temperatures of the config are multiplied by.
+
+    >>> acting_numbers(EfficientZeroConfig())["temperature"]
+    1.0
+    """
+    return {
+        "discount": config.targets.discount,
+        "dirichlet_fraction": config.search.dirichlet_fraction,
+        "temperature": 1.0,
+    }
+
+
+def hyper_numbers(config: EfficientZeroConfig) -> dict[str, float]:
+    """The numbers that may differ between members of a population.
+
+    >>> hyper_numbers(EfficientZeroConfig())["weight_decay"]
+    0.0001
+    """
+    numbers = {name: getattr(config.optimizer, name) for name in ("learning_rate", "weight_decay")}
+    weights = [name for name in vars(config.loss) if name.endswith("_weight")]
+    return numbers | {name: getattr(config.loss, name) for name in weights} | acting_numbers(config)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig, hyper_numbers
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.loss import EfficientZeroLoss, LogDensity
 from raffia.algorithms.efficientzero.model import make_model
 from raffia.algorithms.efficientzero.observations import with_observations
-from raffia.algorithms.efficientzero.planning import acting_numbers, action_sampler
+from raffia.algorithms.efficientzero.planning import action_sampler
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
 from raffia.functional.optim import adamw, sgd, step_decay, warmup
@@ -25,7 +25,6 @@ from raffia.learner import module_names, module_tree
 from raffia.tensordict.tensordict import TensorDict
 
 # Weights of the terms of the loss, which may differ between members of a population.
-WEIGHTS = [f"{term}_weight" for term in "policy value value_prefix consistency entropy".split()]
 ModelFactory = Callable[[], LatentModel]
 
 
@@ -198,7 +197,5 @@ def _log_density(spec: EnvSpec, config: EfficientZeroConfig) -> LogDensity | Non
 
 def _hyper(config: EfficientZeroConfig) -> TensorDict:
     """The hyper-parameters that may differ between members of a population."""
-    numbers = {name: getattr(config.optimizer, name) for name in ("learning_rate", "weight_decay")}
-    numbers |= {name: getattr(config.loss, name) for name in WEIGHTS}
-    numbers |= acting_numbers(config)
+    numbers = hyper_numbers(config)
     return TensorDict({name: torch.tensor(number) for name, number in numbers.items()})

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig, acting_numbers
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.observations import as_input, merge_frames
@@ -89,7 +89,7 @@ class Planner:
     "action_mask" and "to_play" where the environment gives them. Rows are searched together in one
     call; a row's result does not depend on the others.
 
-    >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+    >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig, acting_numbers
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> from raffia.envs.env import Discrete, EnvSpec
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
@@ -259,21 +259,6 @@ def weights_by_name(weights: TensorDict) -> dict[str, Tensor]:
         dotted(key): value
         for part in ("params", "buffers")
         for key, value in weights[part].items(True, True)
-    }
-
-
-def acting_numbers(config: EfficientZeroConfig) -> dict[str, float]:
-    """The numbers of acting and search that may differ between members of a population.
-
-    "temperature" is what the temperatures of the config are multiplied by.
-
-    >>> acting_numbers(EfficientZeroConfig())["temperature"]
-    1.0
-    """
-    return {
-        "discount": config.targets.discount,
-        "dirichlet_fraction": config.search.dirichlet_fraction,
-        "temperature": 1.0,
     }
 
 

@@ -21,6 +21,13 @@ from raffia.envs.checked import (
 from raffia.hints import check_choice
 from raffia.lm.decoding.config import DecodeConfig as DecodeConfig
 
+HYPER = {  # part of the config -> fields in which the members of a population may differ
+    "optimizer": "learning_rate value_rate weight_decay",
+    "target": "alpha",
+    "loss": "gamma tau beta awac_weight v_weight q_weight cql_weight dm_weight",
+    "decode": "temperature adv_weight",  # at which only `raffia.recipes` looks
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkConfig(Checked):
@@ -210,6 +217,19 @@ class ILQLConfig(Checked):
                 'backup="max" takes the maximum over tokens: with per_token=False use '
                 'backup="expectile"'
             )
+
+
+def hyper_numbers(config: ILQLConfig) -> dict[str, float]:
+    """The numbers that may differ between members of a population.
+
+    >>> hyper_numbers(ILQLConfig())["alpha"]
+    0.005
+    """
+    return {
+        name: getattr(getattr(config, part), name)
+        for part, names in HYPER.items()
+        for name in names.split()
+    }
 
 
 Config = TypeVar("Config", bound=ILQLConfig)  # a run's config is one, too

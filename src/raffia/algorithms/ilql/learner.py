@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.config import ILQLConfig, hyper_numbers
 from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
@@ -25,12 +25,6 @@ from raffia.nn.params import update_target
 from raffia.tensordict.tensordict import TensorDict
 
 ModelFactory = Callable[[], ILQLModel]
-HYPER = {  # part of the config -> fields in which the members of a population may differ
-    "optimizer": "learning_rate value_rate weight_decay",
-    "target": "alpha",
-    "loss": "gamma tau beta awac_weight v_weight q_weight cql_weight dm_weight",
-    "decode": "temperature adv_weight",  # at which only `raffia.recipes` looks
-}
 LANGUAGE, VALUES = ("trunk", "policy"), ("v", "q1", "q2")  # each with a learning rate
 
 
@@ -234,17 +228,12 @@ def _moved(
 
 
 def hyper_of(config: ILQLConfig, like: Tensor) -> TensorDict:
-    """The hyper-parameters in `HYPER` that members may differ in, at least as precise as the
-    weights.
+    """The numbers of `hyper_numbers` as tensors, at least as precise as the weights.
 
     >>> hyper_of(ILQLConfig(), like=torch.zeros(()))["alpha"]
     tensor(0.0050)
     """
-    numbers = {
-        name: getattr(getattr(config, part), name)
-        for part, names in HYPER.items()
-        for name in names.split()
-    }
+    numbers = hyper_numbers(config)
     dtype = torch.promote_types(like.dtype, torch.float32)
     return TensorDict({name: torch.tensor(number, dtype=dtype) for name, number in numbers.items()})
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
-from raffia.algorithms.efficientzero.config import EfficientZeroConfig
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig, hyper_numbers
 from raffia.envs.checked import (
     Checked,
     Fraction,
@@ -190,7 +190,11 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
 
         self._check_data()
-        self._check_population()
+        self.population.check(
+            compile=self.compile,
+            evolvable=self.model.evolvable_heads,
+            numbers=hyper_numbers(self),
+        )
         self._check_shards()
         self._check_learners()
         self._check_cudagraphs()
@@ -279,10 +283,6 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "it is for the networks of a single agent",
                 {f"population.size={self.population.size}": self.population.size > 1},
             )
-
-    def _check_population(self) -> None:
-        self.population.check_compile(self.compile)
-        self.population.check_form(self.model.evolvable_heads)
 
     def __repr__(self) -> str:
         return short_repr(self)

@@ -13,7 +13,7 @@ from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_batches import stacked
 from raffia.data.segment_shards import ReplayShards
-from raffia.evolution.population import BATCH_SIZE
+from raffia.evolution.config import BATCH_SIZE
 from raffia.functional.seeds import generator_for
 from raffia.learner import step_of
 from raffia.recipes.efficientzero.actors import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.config import ILQLConfig, hyper_numbers
 from raffia.envs.checked import (
     Checked,
     FractionBelowOne,
@@ -283,7 +283,11 @@ class ILQLRun(ILQLConfig):
                 "none: leave it out, because num_updates ends the run, or name an environment "
                 "with --env file.py:name"
             )
-        self.population.check_compile(self.compile)
+        self.population.check(
+            compile=self.compile,
+            evolvable=self.model.evolvable_heads,
+            numbers=hyper_numbers(self),
+        )
         if self.num_micro_batches > 1:
             check_alone(
                 f"num_micro_batches={self.num_micro_batches}",
@@ -295,7 +299,6 @@ class ILQLRun(ILQLConfig):
                 f"population.replay={self.population.replay!r} has no effect: nothing is played "
                 "here, and all members learn from the same data. Leave it out"
             )
-        self.population.check_form(self.model.evolvable_heads)
         self._check_learners()
         check_workers(self, ("evaluators",))
         self._check_language_model()
