@@ -489,6 +489,7 @@ def test_presets_runs_and_environments_are_listed(here, capsys):
     rows = [*STOPPED[:2], later, STOPPED[2]]
     make_run("runs/a", config=replace(PRESETS["smoke"], seed=7), rows=rows)
     make_run("runs/new")
+    make_run("sweeps/a/runs/0-seed=0")
     assert main(["list"]) == 0
     output = capsys.readouterr().out
     assert max(map(len, output.splitlines())) <= 110
@@ -498,6 +499,7 @@ def test_presets_runs_and_environments_are_listed(here, capsys):
     args = ["runs/a", "CartPole-v1", "7", "stopped", "3,400", "340", "1", "min", "35", "s"]
     assert line.split() == [*args, "150.0", "187.0"]  # the latest, the best
     assert "empty" in next(line for line in output.splitlines() if "runs/new" in line)
+    assert "\n  sweeps/a/runs/0-seed=0 " in output
     Path("bare").mkdir()
     assert main(["list", "runs", "--in", "bare"]) == 0
     assert "none yet" in capsys.readouterr().out

@@ -57,9 +57,16 @@ def test_tasks_come_after_each_update_and_may_change_the_state_or_end_the_run():
     assert reason == "target"
 
 
-@pytest.mark.parametrize("wrong", [lambda state: state, lambda state: (state, {"loss": 1.0})])
-def test_a_step_gives_two_containers(wrong):
-    with pytest.raises(TypeError, match="two containers, .* return self.learn"):
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda state: state, "two containers, .* return self.learn"),
+        (lambda state: (state, {"loss": 1.0}), "two containers, .* return self.learn"),
+        (lambda state: (state, TensorDict()), '"step" is 0, as many .* apply counts'),
+    ],
+)
+def test_a_step_gives_two_containers_and_counts(wrong, why):
+    with pytest.raises((TypeError, ValueError), match=why):
         train(TensorDict(step=torch.tensor(0)), wrong, num_updates=3)
 
 

@@ -10,6 +10,7 @@ from raffia.cli.algorithm import commands_of
 from raffia.cli.parser import Parser, UsageError, nearest
 from raffia.cli.runs import HOME
 from raffia.cli.style import call, columns, number, paint, printable, width_of
+from raffia.cli.sweep import HOME as SWEEPS
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.report.folder import RunSummary, find_runs, summarise
 from raffia.report.markup import duration
@@ -20,7 +21,7 @@ mean return, or held-out loss for runs on dialogues without an environment.
 
   presets       named settings for training
   environments  names for --env.id (imports Gymnasium, which takes a moment)
-  runs          below ./runs, or below the folder given by --in
+  runs          below ./runs and ./sweeps, or below the folder given by --in
 
 Without arguments, presets and runs are listed. Nothing is written."""
 EXAMPLES = [
@@ -41,7 +42,8 @@ def list_all(words: Sequence[str]) -> int:
     """
     parser = Parser("raffia list", ABOUT, EXAMPLES)
     parser.add_argument("kinds", metavar="WHAT", nargs="*", help=", ".join(KINDS))
-    parser.flag("--in FOLDER", "where to look for runs", Path, HOME, dest="home")
+    about = f"where to look for runs (default: {HOME} and {SWEEPS})"
+    parser.flag("--in FOLDER", about, Path, dest="home")
     args = parser.read(words)
     for kind in args.kinds:
         if kind not in KINDS:
@@ -55,12 +57,13 @@ def list_all(words: Sequence[str]) -> int:
     if args.kinds == ["environments"]:  # bare names, for grep
         print("\n".join(_environments()))
         return 0
-    if args.home != HOME and not args.home.is_dir():
+    if args.home and not args.home.is_dir():
         raise UsageError(f"--in {args.home} is not a folder", call("raffia", "list", "runs"))
+    homes = [args.home] if args.home else [HOME, SWEEPS]
     parts = {
         "presets": lambda: [_title("presets", "--preset NAME"), presets()],
         "environments": lambda: [_title("environments", "--env.id NAME"), *_environments()],
-        "runs": lambda: [_title("runs", f"below {args.home}"), runs(args.home)],
+        "runs": lambda: [_title("runs", f"below {' and '.join(map(str, homes))}"), runs(*homes)],
     }
     blocks = ["\n".join(parts[kind]()) for kind in args.kinds or ("presets", "runs")]
     print("\n\n".join(blocks))
@@ -81,13 +84,13 @@ def presets() -> str:
     return columns(rows, right=[2], width=width_of(sys.stdout))
 
 
-def runs(home: Path) -> str:
-    """One line of each run below a folder.
+def runs(*homes: Path) -> str:
+    """One line of each run below these folders.
 
     >>> print(runs(Path("gone")))
       none yet; start with raffia train efficientzero --preset cartpole
     """
-    found = [summarise(folder) for folder in find_runs(home)]
+    found = [summarise(folder) for home in homes for folder in find_runs(home)]
     if not found:
         return "  none yet; start with raffia train efficientzero --preset cartpole"
     head = ["", "environment", "seed", "state", "steps", "updates", "time", "latest", "best"]

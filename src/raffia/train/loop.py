@@ -59,7 +59,8 @@ def train(
     >>> state["step"], reason
     (tensor(3), 'finished')
     """
-    while step_of(state) < num_updates:
+    update = step_of(state)
+    while update < num_updates:
         if stop():
             return state, "stopped"
         found = step(state)
@@ -69,6 +70,13 @@ def train(
                 "return self.learn(state, batch), or return state, TensorDict(loss=loss)"
             )
         state, metrics = found
+        made, update = update, step_of(state)
+        if update <= made:
+            raise ValueError(
+                f'step(state) returned a state whose "step" is {update}, as many updates as before '
+                "it, so the run would never end: return self.learn(state, batch), whose learner's "
+                'apply counts: state.replace(step=state["step"] + 1, ...)'
+            )
         try:
             for task in every:
                 changed = task(state, metrics)
