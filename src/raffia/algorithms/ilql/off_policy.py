@@ -142,10 +142,7 @@ def off_policy_return(
     of_mean = of_gain = math.inf
     if num > 1:
         left = num - 1  # without each of the dialogues in turn
-        without = value(
-            earned.sum(0) - earned, (weights.sum(0) - weights).clamp_min(0.0),
-            (whole.sum() - whole).clamp_min(0.0), left,
-        )  # fmt: skip
+        without = value(_of_others(earned), _of_others(weights), _of_others(whole), left)
         gains = without - (returns.sum() - returns) / left
         of_mean, of_gain = (
             _Z95 * math.sqrt(left / num * float((x - x.mean()).square().sum()))
@@ -165,3 +162,10 @@ def off_policy_return(
         effective_rows=total**2 / float(whole.square().sum()) if total > 0 else 0.0,
         support=min(1.0, total / num),
     )
+
+
+def _of_others(x: Tensor) -> Tensor:  # [N, *] -> [N, *]
+    """The sums over all dialogues but each; to subtract it would round away the smaller ones."""
+    none = torch.zeros_like(x[:1])
+    before, after = torch.cat([none, x[:-1]]), torch.cat([x[1:], none])
+    return before.cumsum(0) + after.flip(0).cumsum(0).flip(0)
