@@ -48,6 +48,8 @@ assert raffia.tensorclass is tensorclass
 from raffia.memmap import MemoryMappedTensor
 assert MemoryMappedTensor is raffia.MemoryMappedTensor
 memmap(raffia.TensorDict(a=1.0))
+from raffia.tensorclass import from_dataclass
+assert from_dataclass is raffia.from_dataclass
 """
 
 

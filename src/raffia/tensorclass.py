@@ -4,7 +4,6 @@
 """
 
 from raffia import tensordict as container
-from raffia.tensordict.tensorclass import from_dataclass as from_dataclass
 from raffia.tensordict.values import LinkedList as LinkedList
 
 MetaData = container.MetaData
@@ -12,6 +11,7 @@ NonTensorData = container.NonTensorData
 NonTensorDataBase = container.NonTensorDataBase
 NonTensorStack = container.NonTensorStack
 TensorClass = container.TensorClass
+from_dataclass = container.from_dataclass
 is_non_tensor = container.is_non_tensor
 is_tensorclass = container.is_tensorclass
 tensorclass = container.tensorclass

@@ -508,6 +508,7 @@ def test_one_block(name, options, tmp_path):
     assert all([td is out or td.is_consolidated() and sound(td) for td in moved])
     assert not out.clone().is_consolidated()
     if filename:
+        assert out is td or out.device == CPU
         back = TensorDict.from_consolidated(tmp_path / "td")
         assert content(back) == wanted and sound(back) and not back.is_locked
         assert back.is_consolidated() and type(back) is type(td)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 
 import raffia
 from raffia import (
@@ -578,6 +579,10 @@ def test_the_meta_device(tmp_path):
     assert td["n", "a"].is_meta
     with pytest.raises(TypeError, match="meta device"):
         td.memmap_like()
+    TensorDict(a=torch.ones(2), n=dict(b=[1, 2], s="text")).memmap(tmp_path / "fake")
+    with FakeTensorMode():
+        td = TensorDict.load_memmap(tmp_path / "fake")
+        assert is_fake(td["a"]) and (td["n", "b"] + 1).shape == (2,) and td["n", "s"] == "text"
     TensorDict({"s": strided()}, [2]).memmap(tmp_path)
     with pytest.raises(NotImplementedError, match="no nested tensors of strided layout"):
         TensorDict.load_memmap(tmp_path, device="meta")

@@ -206,6 +206,11 @@ def test_data():
     assert (a == a.clone()).tolist() == [True, True] and (a == b).tolist() == [False, False]
     with pytest.raises(TypeError, match="unhashable"):
         hash(a)
+    rows, on = NonTensorStack(True, False), NonTensorData(True, batch_size=[2])
+    for joined in (rows ^ on, (TensorDict(x=rows, batch_size=[2]) ^ TensorDict(x=on))["x"]):
+        assert joined.tolist() == [False, True]
+    assert (on | on).tolist() == [True, True] and (on & rows).tolist() == [True, False]
+    assert (a | b) is a and (TensorDict(x="a") ^ TensorDict(x="a"))["x"] == "a"
     assert torch.cat([a, NonTensorData("b", batch_size=[1])]).tolist() == ["a", "a", "b"]
     for change in (a.update_, a.update, lambda other: setattr(a, "data", other.data)):
         for value in "bc":

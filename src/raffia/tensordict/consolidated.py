@@ -259,7 +259,7 @@ def consolidate(
     def finish(made: tuple[Tensor, Parts, list[Tensor]]) -> Container:
         block, parts, views = made
         out = td._rebuild(parts.over(views))
-        if device is not None:
+        if device is not None or filename is not None:
             out._set_device(block.device)
         if inplace:
             out = _replaced(td, out)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._guards import active_fake_mode
 
 from raffia.files import MissingFileError, shown
 from raffia.tensordict import ragged
@@ -90,9 +91,10 @@ class FolderReader(Reader):
                 f"it holds {found.st_size} bytes, but a {entry['dtype']} tensor of shape {shape} "
                 f"needs {nbytes}",
             )
-        if device.type == "meta" or not nbytes:
+        fake = active_fake_mode() is not None  # then no tensor has values
+        if fake or device.type == "meta" or not nbytes:
             out = self.empty(shape, dtype, device)
-            return mapped(out, path) if device.type == "cpu" else out
+            return out if fake or device.type != "cpu" else mapped(out, path)
         out = map_file(path, dtype, shape, mode)
         return out if device.type == "cpu" else out.to(device, non_blocking=self.non_blocking)
 

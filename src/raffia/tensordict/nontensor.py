@@ -96,17 +96,29 @@ class NonTensor(ValueNode, TensorCollection):
         return found
 
     def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-        """Compare values row by row (eq, ne); other comparisons return the entry as it is."""
-        if compare is not operator.eq and compare is not operator.ne:
+        """Compare values row by row (eq, ne), or join bools (xor, or_, and_).
+
+        Other values, and other comparisons, return the entry as it is.
+        """
+        tests = compare is operator.eq or compare is operator.ne
+        if not tests and compare not in (operator.xor, operator.or_, operator.and_):
             return self
         if not (isinstance(other, Node) and other._is_data()):
-            return NotImplemented
-        equal, size = compare is operator.eq, self._batch_size
+            return NotImplemented if tests else self
+        size = self._batch_size
         theirs: Any = other if other._batch_size == size else other.expand(size)
         if isinstance(self, NonTensorData) and isinstance(theirs, NonTensorData):
-            return torch.full(size, same(self._data, theirs._data) is equal)
-        pairs = zip(rows_of(self), rows_of(theirs), strict=True)
-        return torch.tensor([same(a, b) is equal for a, b in pairs], dtype=torch.bool).reshape(size)
+            whole, pairs = True, [(self._data, theirs._data)]
+        else:
+            whole, pairs = False, list(zip(rows_of(self), rows_of(theirs), strict=True))
+        if tests:
+            found = [same(a, b) is (compare is operator.eq) for a, b in pairs]
+        elif all([isinstance(value, bool) for pair in pairs for value in pair]):
+            found = [compare(a, b) for a, b in pairs]
+        else:
+            return self
+        rows = torch.tensor(found, dtype=torch.bool)
+        return torch.full(size, found[0]) if whole else rows.reshape(size)
 
     def _with_rows(self, idx: Any, value: Any) -> Any:
         """The entry with `value` in the rows `idx`: itself, or a stack if it holds one value."""

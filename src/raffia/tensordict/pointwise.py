@@ -226,7 +226,9 @@ for _name in ("maximum", "minimum"):
 def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
     """A container of truth values; False for what is neither container, tensor nor number."""
     if isinstance(other, Node):
-        return _compared_nodes(td, other, compare)
+        return (
+            td._compared(other, compare) if td._is_data() else _compared_nodes(td, other, compare)
+        )
     if isinstance(other, Tensor):
         td, other = broadcast(td, other)
         leaves = td._leaves([])
