@@ -106,7 +106,7 @@ def test_one_dialogue_is_never_surely_better():
     found = off_policy_return(ratio, earned, worst=0.0)
     assert found.mean_return > 9 and found.effective_rows < 1.1
     assert found.gain_low <= 0
-    other = off_policy_return(torch.tensor([[50.0], [10.0]]), torch.tensor([[1.0], [-3.0]]), -3.0)
+    other = off_policy_return(torch.tensor([[50.0], [10.0]]), torch.tensor([[1.0], [-3.0]]), -5.0)
     assert other.low == pytest.approx(1 - 2 * 1.959964)  # without the first there is the second
     with pytest.raises(ValueError, match="no dialogues"):
         off_policy_return(torch.zeros(0, 2), torch.zeros(0, 2), 0.0)
