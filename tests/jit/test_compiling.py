@@ -1,11 +1,12 @@
 """Reports of kernels that are being compiled."""
 
 import threading
+from types import SimpleNamespace
 
 import numba
 import pytest
 
-from raffia.jit.kernel import compiling, kernel
+from raffia.jit.kernel import compiling, kernel, stamped
 from raffia.train.metrics import PhaseClock
 
 # Not with `kernel`, which would find them on disk when the tests run again.
@@ -63,3 +64,25 @@ def test_kernels_say_that_they_cannot_run_uncompiled(monkeypatch):
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     with pytest.raises(RuntimeError, match="runs compiled only.*NUMBA_DISABLE_JIT.*unset it"):
         kernel(lambda a: a)(1)
+
+
+IMPORTED = 1
+
+
+@compiled
+def reader():
+    return IMPORTED
+
+
+def caller():
+    return reader()
+
+
+def test_code_on_disk_is_outdated_if_an_imported_constant_has_changed(monkeypatch):
+    stamps = []
+    for number in (1, 1, 2):
+        monkeypatch.setitem(globals(), "IMPORTED", number)
+        index = SimpleNamespace(_source_stamp="of the file")
+        stamped(SimpleNamespace(_cache=SimpleNamespace(_cache_file=index)), caller)
+        stamps.append(index._source_stamp)
+    assert stamps[0] == stamps[1] != stamps[2]

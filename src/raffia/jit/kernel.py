@@ -16,6 +16,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import numbers
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
@@ -73,7 +74,8 @@ def _cached(make: Callable[[bool], Compiled], function: Callable[..., Any]) -> C
 
 
 def stamped(compiled: Any, function: Callable[..., Any]) -> bool:
-    """Treat compiled code on disk as outdated if any file that it may depend on has changed.
+    """Treat compiled code on disk as outdated if what it may depend on has changed: the files in
+    its folder and in this one, and the constants that it imports from others.
 
     numba compares the stamp of the kernel's own file only, and would load code that contains old
     versions of what the kernel calls in other files. False: this numba stores its stamps otherwise.
@@ -82,8 +84,22 @@ def stamped(compiled: Any, function: Callable[..., Any]) -> bool:
     if index is None or not hasattr(index, "_source_stamp"):
         return False
     folder = pathlib.Path(inspect.getfile(function)).parent
-    index._source_stamp = (index._source_stamp, _stamp(folder))
+    index._source_stamp = (index._source_stamp, _stamp(folder), _constants(function))
     return True
+
+
+def _constants(function: Callable[..., Any]) -> list[str]:
+    """The constants that a kernel, and the kernels that it calls, read from their modules."""
+    kernels, found = [function], []
+    for reader in kernels:  # which grows
+        names = reader.__code__.co_names
+        for name, value in [(name, reader.__globals__.get(name)) for name in names]:
+            called = getattr(value, "py_func", None)
+            if called is not None and called not in kernels:
+                kernels.append(called)
+            elif isinstance(value, (numbers.Number, tuple)):  # numpy's too
+                found.append(f"{name}={value!r}")
+    return sorted(found)
 
 
 @functools.cache
