@@ -80,7 +80,8 @@ class Draws:
         if not counts.all():
             raise ValueError(f"row {int((counts == 0).argmax())} of the mask marks nothing")
         which = np.minimum((self.uniform(*parts) * counts).astype(np.int64), counts - 1)
-        return (mask.cumsum(-1) > which[:, None]).argmax(-1)
+        marked = mask.ravel().nonzero()[0]  # of all rows, one after the other
+        return marked[counts.cumsum() - counts + which] % mask.shape[-1]
 
     def __getitem__(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Draws:
         """The source of some of the rows.

@@ -240,22 +240,16 @@ class PieceTokenizer(ListTokenizer):
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         longest_first = sorted(self._content, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # none: no match
+        known = "|".join(map(re.escape, longest_first)) or "(?!)"  # none: no match
+        return re.compile(f"{known}|(?:(?!{known}).)+", re.DOTALL)  # a token, or what has none
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
-        if text in self._content:
-            return [self._content[text]]
-        ids: list[int] = []
-        end = 0
-        for found in self._pattern.finditer(text):
-            if found.start() > end:
-                ids.append(self._unknown_id(text[end : found.start()], text))
-            ids.append(self._content[found.group()])
-            end = found.end()
-        if end < len(text):
-            ids.append(self._unknown_id(text[end:], text))
-        return ids
+        ids = self._content
+        if text in ids:
+            return [ids[text]]
+        pieces = self._pattern.findall(text)
+        return [ids[p] if p in ids else self._unknown_id(p, text) for p in pieces]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens; special ones are left out."""

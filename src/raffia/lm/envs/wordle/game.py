@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -82,6 +82,7 @@ def color_codes(secrets: tuple[str, ...], guesses: tuple[str, ...], rule: Rule) 
     return codes
 
 
+@cache
 def colors_of(code: int) -> str:
     """The colours of a code.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Games:
             number = int(self.guesses[game, turn])
             row: str | None = colors_of(int(self.codes[game, turn]))
             if number == NON_WORD:
-                text = self._non_word(game, turn)
+                text = self._non_words[game, turn]
                 row = row if self.wordle.answer_invalid else None
             else:
                 text = self.wordle.vocabulary[number]
@@ -87,17 +88,38 @@ class Games:
     def __iter__(self) -> Iterator[WordleObservation]:
         return (self[game] for game in range(len(self)))
 
-    def _non_word(self, game: int, turn: int) -> str:
+    @cached_property
+    def _non_words(self) -> dict[tuple[int, int], str]:
+        """What was said instead of a word, by game and turn."""
+        found: dict[tuple[int, int], str] = {}
+        for turn in range(self.wordle.num_tries):
+            here = (self.guesses[:, turn] == NON_WORD) & (turn < self.lengths)
+            games = here.nonzero()[0]
+            texts = self._without_sense(self.draws[games].of("letters", turn))
+            found.update(zip([(game, turn) for game in games.tolist()], texts, strict=True))
+        return found
+
+    def _without_sense(self, draws: Draws) -> list[str]:
         """Letters without sense; five of them only where they are not a guess."""
-        draws = self.draws[np.array([game])].of("letters", turn)
         lengths = (4, 6, NUM_LETTERS) if self.wordle.known_words_only else (4, 6)
-        length = lengths[int(draws.uniform("length")[0] * len(lengths))]
+        sizes = [lengths[i] for i in _number(draws, len(lengths), "length")]
+        texts: dict[int, str] = {}
         for attempt in range(1000):
-            drawn = [draws.uniform(attempt, i)[0] for i in range(length)]
-            text = "".join(_LETTERS[int(number * len(_LETTERS))] for number in drawn)
-            if text not in self.wordle.vocabulary:
-                return text
+            left = [row for row in range(len(sizes)) if row not in texts]
+            if not left:
+                return [texts[row] for row in range(len(sizes))]
+            now = draws[np.array(left)]
+            drawn = zip(*(_number(now, len(_LETTERS), attempt, i) for i in range(6)), strict=True)
+            for row, letters in zip(left, drawn, strict=True):
+                text = "".join([_LETTERS[i] for i in letters[: sizes[row]]])
+                if text not in self.wordle.vocabulary:
+                    texts[row] = text
         raise AssertionError("a vocabulary of all words there are")
+
+
+def _number(draws: Draws, below: int, *parts: int | str) -> list[int]:
+    """A number from 0 to before `below` for each row."""
+    return (draws.uniform(*parts) * below).astype(np.int64).tolist()
 
 
 def simulate(
