@@ -58,7 +58,7 @@ PLUS_ONE = {
     "more keys": lambda td: td.apply(lambda x, y: x + y, more(td)),
     "out": lambda td: td.apply(lambda x: x + 1, out=td.clone()),
     "pytree": lambda td: pytree.tree_map(lambda x: x + 1, td),
-    "pytrees": lambda td: pytree.tree_map(torch.add, td, torch.ones_like(td)),
+    "pytrees": lambda td: pytree.tree_map(torch.add, td, torch.ones_like(td).unlock_()),
 }
 IN_PLACE = {
     "apply_": lambda td: td.apply_(lambda x: x + 1),

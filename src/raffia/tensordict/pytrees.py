@@ -53,7 +53,14 @@ class Spec(NamedTuple):
     stack_dim: int | None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spec) and self.keys == other.keys and self.below == other.below
+        # The device that a container names, its lock and its leaves' dimensions do not count.
+        return isinstance(other, Spec) and self._compared() == other._compared()
+
+    def __ne__(self, other: object) -> bool:  # which torch calls, and of which a tuple has its own
+        return not self == other
+
+    def _compared(self) -> tuple[object, ...]:
+        return self.keys, self.below, self.batch_size, self.names, self.stack_dim
 
     def __hash__(self) -> int:
         return hash(tuple(self.keys))
