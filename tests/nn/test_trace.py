@@ -142,6 +142,9 @@ MODULES = {
     # selections
     "selected": lambda: keyed(pair, ["z"], ["a", "b"]).select_out_keys("b"),
     "selected inside": lambda: seq(two(selected_out_keys=["y"]), step("y", "i")),
+    "overwritten inside": lambda: seq(
+        seq(step("z", "h"), step("h", "z"), selected_out_keys=["h"]), step("h", "i")
+    ),
     **{  # names that Python or modules use otherwise
         name: lambda name=name: seq({name: keyed(nn.Linear(T, A), ["z"], ["class"])})
         for name in ("lambda", "2nd head", "keyed", "graph")

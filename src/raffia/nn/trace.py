@@ -70,8 +70,9 @@ def symbolic_trace(td_module: Any) -> TDGraphModule:
         inplace=program.result.inplace,
         dropped=[_key(path) for path in sorted(program.result.dropped)],
     )
-    if td_module.out_keys != td_module.out_keys_source:  # inputs may be overwritten, too
-        traced.select_out_keys(*td_module.out_keys)
+    chosen = [key for key in td_module.out_keys if key in traced.out_keys]
+    if chosen != traced.out_keys:  # inputs may be overwritten, too
+        traced.select_out_keys(*chosen)
     return traced
 
 
