@@ -300,6 +300,22 @@ def _gone(folder: Path) -> str:
     )
 
 
+def seen_here(folder: str | Path) -> Path:
+    """The folder that a worker on any machine reads; RunError if this machine does not see it.
+
+    >>> seen_here("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    raffia.train.experiment.RunError: the machine ... does not see the folder no/such/folder, ...
+    """
+    if not Path(folder).is_dir():
+        raise RunError(
+            f"the machine {platform.node()} does not see the folder {folder}, which its workers "
+            "read: put it on a file system that all machines have under the same path"
+        )
+    return Path(folder)
+
+
 def is_saved(folder: Path, update: int, warn: Callable[[str], object]) -> bool:
     """Whether the newest whole checkpoint is of this update; `warn` is called with a text
     about each damaged one.

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from raffia.hints import error_text
 from raffia.recipes.algorithm import Algorithm, find_algorithm
-from raffia.recipes.run_folder import CONFIG, read_run
+from raffia.recipes.run_folder import CONFIG, read_run, seen_here
 from raffia.recipes.running import resume_run, train_run
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest
 from raffia.sweep.plan import PlannedRun
@@ -29,15 +29,15 @@ class RunRole:
     config: JSON with `folder`, `reference`, `session` and `devices`.
     A run that fails is an answer, too: only what hinders every run is an error.
 
-    >>> RunRole("{}", 0)
+    >>> RunRole('{"folder": "sweeps/elsewhere"}', 0)
     Traceback (most recent call last):
     ...
-    KeyError: 'folder'
+    raffia.train.experiment.RunError: the machine ... does not see the folder sweeps/elsewhere, ...
     """
 
     def __init__(self, config: str, index: int) -> None:
         given = json.loads(config)
-        self.folder = Path(given["folder"])
+        self.folder = seen_here(given["folder"])
         self.manifest = read_manifest(self.folder)
         self.algorithm = sweep_algorithm(self.manifest, given["reference"])
         self.device = (given["devices"] or [""])[index % max(1, len(given["devices"]))]

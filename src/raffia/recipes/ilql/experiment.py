@@ -39,12 +39,13 @@ from raffia.recipes.ilql.networks import (
     Making,
     Networks,
     begin_making,
+    keeps_model,
     making_of,
     refuse_unfit,
 )
 from raffia.recipes.members import Members, MembersRole
 from raffia.recipes.run_experiment import RunExperiment
-from raffia.recipes.run_folder import LANGUAGE_MODEL
+from raffia.recipes.run_folder import LANGUAGE_MODEL, seen_here
 from raffia.recipes.running import threads
 from raffia.recipes.workers import RunWorkers, describe_workers
 from raffia.tensordict.stack import stack
@@ -303,7 +304,8 @@ def make_learner(config: str, index: int) -> Learner:
     """
     settings = json.loads(config)
     run = from_json(ILQLRun, settings["run"])
-    making = making_of(run, settings["folder"]).on(str(device_of(run.device, index + 1)))
+    folder = seen_here(settings["folder"]) if keeps_model(run) else settings["folder"]
+    making = making_of(run, folder).on(str(device_of(run.device, index + 1)))
     return accelerated_by(run, make_networks(making))
 
 

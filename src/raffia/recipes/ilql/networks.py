@@ -126,7 +126,7 @@ def begin_making(config: ILQLRun, folder: Path) -> Making:
     >>> begin_making(ILQL_PRESETS["ilql-smoke"], Path("nowhere")).fixed is None
     True
     """
-    if not _keeps(config):
+    if not keeps_model(config):
         return Making(config)
     try:
         return making_of(config, folder)
@@ -142,7 +142,7 @@ def making_of(config: ILQLRun, folder: str | Path) -> Making:
     >>> making_of(ILQL_PRESETS["ilql-smoke"], "nowhere").architecture is None
     True
     """
-    if not _keeps(config):
+    if not keeps_model(config):
         return Making(config)
     path = Path(folder) / LANGUAGE_MODEL
     try:
@@ -236,7 +236,13 @@ def refuse_other_sizes(config: ILQLRun) -> None:
         )
 
 
-def _keeps(config: ILQLRun) -> bool:
+def keeps_model(config: ILQLRun) -> bool:
+    """Whether a run's folder has files of its language model, which making the networks reads.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> keeps_model(ILQL_PRESETS["ilql-smoke"])
+    False
+    """
     return config.model.trunk.kind == "transformers" or config.lora.rank > 0
 
 
