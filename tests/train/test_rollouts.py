@@ -86,7 +86,7 @@ def test_a_ledger_has_the_collector_s_state(env_id):
     for number, step in enumerate(steps):
         if number == 23:
             found, early = ledger.state(), ledger.take_ended()
-            assert all(found[key].equal(middle[key]) for key in middle.keys())
+            assert all(found[key].equal(middle[key]) for key in found.keys())
             ledger = Ledger(3, spec, seed=5)  # another ledger continues
             ledger.load_state(found)
         ledger.begin(ledger.count(rows, step["action"], step))
@@ -96,8 +96,8 @@ def test_a_ledger_has_the_collector_s_state(env_id):
     found = ledger.state()
     assert all(found[key].equal(value) for key, value in by_rollouts.state().items())
     assert by_rollouts.take_ended() == ended
-    assert set(found.keys()) == set(last.keys())
-    assert all(found[key].equal(last[key]) for key in last.keys())
+    assert {*found.keys(), "seen"} == set(last.keys())
+    assert all(found[key].equal(last[key]) for key in found.keys())
     assert early + ledger.take_ended() == ended and ended
     seeds = [rows_of(found, row, 1)["episode"].item() for row in range(3)]
     assert seeds == found["episode"].tolist()

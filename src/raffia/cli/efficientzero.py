@@ -71,6 +71,7 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
         waiting(f"playing {plural(args.episodes, 'episode')} with {run} ...")
         from raffia.recipes.efficientzero import evaluate
         from raffia.recipes.efficientzero.actors import spec_of
+        from raffia.recipes.efficientzero.evaluation import cut_line
 
         two_players = spec_of(config.env).num_players == 2
         if args.opponent and not two_players:
@@ -91,4 +92,6 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
         opponent = (args.opponent or config.evaluate.opponent) if two_players else None
         more = {"num_simulations": args.num_simulations, "opponent": opponent}
         against = f" against the {opponent} player" if opponent else ""
-        return show_evaluation(run, args, found, more, against)
+        num, of = found.num_cut, len(found.returns)
+        cut = cut_line(num, of, config.evaluate.max_steps) if num else ""
+        return show_evaluation(run, args, found, more, against, cut)

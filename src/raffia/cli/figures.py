@@ -28,10 +28,12 @@ def show_evaluation(
     found: Evaluation,
     more: Mapping[str, Any] | None = None,
     against: str = "",
+    note: str = "",
 ) -> int:
     """Write an evaluation's figures as JSON, and show them.
 
     more: further entries of the JSON.
+    note: a line below the figures.
     """
     as_first = list(found.as_first or [])
     figures = {
@@ -39,10 +41,11 @@ def show_evaluation(
         "returns": list(found.returns),
         "lengths": list(found.lengths),
         **({"as_first": as_first} if as_first else {}),
+        **({"num_cut": found.num_cut} if found.num_cut else {}),
         "files": [os.path.relpath(file, run) for file in found.files],
     }
     played = f": {plural(len(found.returns), 'episode')}{against}"
-    shown = table(found.returns, found.lengths, as_first)
+    shown = table(found.returns, found.lengths, as_first) + (f"\n{note}" if note else "")
     figures = {**(more or {}), **figures}
     return show_figures(run, args, found.update, figures, shown, found.files, played)
 

@@ -173,6 +173,7 @@ class Evaluation:
     as_first: list[bool] = field(default_factory=list)  # games of two: whether the agent began
     files: list[Path] = field(default_factory=list)  # recordings
     update: int | None = None  # of the checkpoint whose agent played
+    num_cut: int = 0  # episodes that were broken off at evaluate.max_steps
 
 
 @plain_arithmetic()

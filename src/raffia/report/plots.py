@@ -25,6 +25,7 @@ _UNITS = {
     "num_tokens": "tokens of a batch",
     "policy_entropy": "entropy (nats)",
     "grad_norm": "L2 norm",
+    **{f"{of}_clipped": "fraction of targets" for of in ("value", "value_prefix")},
     "learning_rate": "per update",
 }
 _FIRST = ("loss", "policy_loss", "value_loss", "value_prefix_loss", "consistency_loss")

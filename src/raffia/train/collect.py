@@ -6,6 +6,8 @@ Legend: T times, E environments, S frames in a stack.
 from __future__ import annotations
 
 import contextlib
+import warnings
+import zlib
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from raffia.envs.env import BatchEnv, FastForwardBatch
 from raffia.envs.make import require_batch
 from raffia.envs.rows import row_of_error
-from raffia.hints import check_range
+from raffia.hints import check_range, plural
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ledger import EndedEpisode, Ledger
@@ -34,6 +36,8 @@ class Collector:
     carry: what an actor carries from step to step, such as the state of an LSTM: a container [],
         which each episode begins with. The actor finds these entries among its states [E], and
         gives the next ones under "next". They are stored with the steps.
+
+    warn: called with a text if episodes that are played again come to another state.
 
     Where an environment plays on behind an end ("continues", as behind a lost life), the next
     episode begins without a reset; returns and lengths in metrics are those of the whole game.
@@ -67,11 +71,12 @@ class Collector:
         frame_stack: int = 1,
         check: Callable[[TensorDict], None] = lambda step: None,
         carry: TensorDict | None = None,
+        warn: Callable[[str], object] = warnings.warn,
     ) -> None:
         require_batch(env, by="Collector")
         check_range("frame_stack", frame_stack, 1)
         self.env, self.seed, self.frame_stack, self._check = env, seed, frame_stack, check
-        self.carry = carry  # []
+        self.carry, self._warn = carry, warn  # []
         self.ledger = Ledger(env.num_envs, env.spec, seed=seed, first_row=first_row)
         self._state: TensorDict | None = None  # [E], the newest frames
         self._frames: Tensor | None = None  # [E, S, *O]
@@ -212,6 +217,8 @@ class Collector:
     def state(self) -> TensorDict:
         """The state as tensors: seeds by their counts, the actions since, and what is carried."""
         state = self.ledger.state()
+        if self._state is not None and not self._has_raised:
+            state["seen"] = checksums(self._state["observation"])
         return state if self._carried is None else state.set("carry", self._carried)
 
     def load_state(self, state: TensorDict) -> None:
@@ -234,6 +241,21 @@ class Collector:
             self.ledger.load_state(state)
         if self.carry is not None and "carry" in state.keys():
             self._carried = state["carry"].clone()
+        if "seen" in state.keys():
+            self._compare(state["seen"])
+
+    def _compare(self, seen: Tensor) -> None:  # int64 [E]
+        """Warn if the states are others than these, whose checksums are given."""
+        assert self._state is not None
+        differ = (checksums(self._state["observation"]) != seen).nonzero().squeeze(-1).tolist()
+        if differ:
+            self._warn(
+                f"{self.env.spec.name or 'the environment'} is not deterministic: played again "
+                f"with the same seeds and actions, the episodes of {plural(len(differ), 'row')} "
+                f"({', '.join(map(str, differ[:8]))}{', ...' if len(differ) > 8 else ''}) came to "
+                "other observations, so that this is not exactly the run as it was: draw from a "
+                "generator that `reset` makes of its seed, and from nothing else"
+            )
 
     def _fast_forward(
         self, env: FastForwardBatch, seeds: Tensor, by_row: list[Tensor]
@@ -262,6 +284,17 @@ class Collector:
             self._frames[others] = frames[others]
         self._restart(rows, after)
         self.ledger.repeat(rows, action, after)
+
+
+def checksums(observation: Tensor) -> Tensor:  # [E, *O] -> int64 [E]
+    """A checksum of each row, to see whether it is the same again.
+
+    >>> first, second, third = checksums(torch.tensor([[1.0], [2.0], [1.0]]))
+    >>> bool(first == third), bool(first == second)
+    (True, False)
+    """
+    rows = observation.cpu().contiguous().numpy()
+    return torch.tensor([zlib.crc32(row.tobytes()) for row in rows], device="cpu")
 
 
 def everywhere(env: BatchEnv) -> Tensor:

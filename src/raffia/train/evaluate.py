@@ -55,6 +55,7 @@ class Episodes:
     returns: list[float] = field(default_factory=list)  # of two players: 1 won, 0 drawn, -1 lost
     lengths: list[int] = field(default_factory=list)
     as_first: list[bool] = field(default_factory=list)  # of two players: whether the agent began
+    num_cut: int = field(default=0, repr=False)  # episodes that were broken off at `max_steps`
 
     @property
     def mean_return(self) -> float:
@@ -70,7 +71,8 @@ class Episodes:
     def values(self) -> dict[str, Any]:
         """The values of their row in `metrics.jsonl`."""
         values = {"mean_return": self.mean_return, "returns": self.returns, "lengths": self.lengths}
-        return {**values, "as_first": self.as_first} if self.as_first else values
+        of_two = {"as_first": self.as_first} if self.as_first else {}
+        return values | of_two | ({"num_cut": self.num_cut} if self.num_cut else {})
 
 
 @overload
@@ -204,6 +206,7 @@ class EpisodeBatch:
         self._total = torch.zeros(num_envs, dtype=torch.float64, device="cpu")
         self._length = torch.zeros(num_envs, dtype=torch.int64, device="cpu")
         self._found: dict[tuple[int, int], tuple[float, int]] = {}
+        self._cut: list[int] = []  # the member's index, of each episode that was broken off
         # The environments that are played.
         self._rows = torch.arange(min(num_envs, self._num_all), device="cpu")
         self._states: TensorDict  # [n] of these rows
@@ -250,8 +253,10 @@ class EpisodeBatch:
         self._states = after.select(*self.env.spec.state_keys)
         if self._frames is not None:
             self._frames = next_frames(self._frames, after["observation"])
-        ended = over(after) | (self._length[self._rows] >= self.max_steps)
+        has_ended = over(after)
+        ended = has_ended | (self._length[self._rows] >= self.max_steps)
         if bool(ended.any()):
+            self._cut += self._slot[self._rows[ended & ~has_ended]].tolist()
             self._end(ended)
 
     def _show(self, watch: Watch, turn: Tensor, chosen: TensorDict | None) -> None:
@@ -324,4 +329,5 @@ class EpisodeBatch:
         )
         returns, lengths = [total for _, total, _ in found], [length for *_, length in found]
         two = self.env.spec.num_players == 2
-        return Episodes(returns, lengths, [number % 2 == 0 for number, *_ in found] if two else [])
+        as_first = [number % 2 == 0 for number, *_ in found] if two else []
+        return Episodes(returns, lengths, as_first, self._cut.count(slot))

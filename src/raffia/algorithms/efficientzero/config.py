@@ -46,7 +46,7 @@ class ModelConfig(Checked):
     evolvable_heads: bool = False
     max_head_layers: PositiveInt = 3  # maximal number of layers of an evolvable head
     max_head_nodes: PositiveInt = 128  # maximal number of nodes in each layer of an evolvable head
-    # Categories of the value prefix: start, stop, step.
+    # Categories of the transformed value prefix h(prefix): start, stop, step.
     reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)
     # Categories of the transformed value h(value): start, stop, step.
     value_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)

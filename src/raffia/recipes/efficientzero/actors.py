@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -174,7 +175,7 @@ class Player:
     """Plays rollouts in some rows of a run's environments: at random first, then by searches.
 
     The loop has one for all rows, and each actor one for its own.
-    check: called with each step; see `Collector`.
+    check, warn: called with each step, and with a text; see `Collector`.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class Player:
         rows: range,
         *,
         check: Callable[[TensorDict], None] = lambda step: None,
+        warn: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.config, self.planner, self.rows = config, planner, rows
         self.collector = Collector(
@@ -193,6 +195,7 @@ class Player:
             first_row=rows.start,
             frame_stack=config.env.frame_stack,
             check=check,
+            warn=warn,
         )
 
     def rollout(self, num_env_steps: int, refresh: Callable[[], None]) -> TensorDict:  # [T, E]

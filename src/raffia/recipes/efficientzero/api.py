@@ -245,4 +245,6 @@ def evaluate(
     assert played is not None  # nobody stops it
     found = played[0]
     files = [] if recording is None else recording.files
-    return Evaluation(found.returns, found.lengths, found.as_first, files, agent.update)
+    return Evaluation(
+        found.returns, found.lengths, found.as_first, files, agent.update, found.num_cut
+    )

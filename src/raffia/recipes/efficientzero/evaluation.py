@@ -22,6 +22,7 @@ from raffia.envs.opponents import make_opponent
 from raffia.envs.video import require_writer
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
+from raffia.hints import plural
 from raffia.recipes.efficientzero.actors import (
     PlannerRole,
     configured_run,
@@ -180,6 +181,18 @@ class EpisodeFilms:
             self._warn(f"an episode was not recorded: {error}")
 
 
+def cut_line(num: int, of: int, max_steps: int) -> str:
+    """The line about episodes that were broken off.
+
+    >>> cut_line(3, 4, 100)
+    '3 of 4 episodes were cut at evaluate.max_steps=100: their returns are those of so many steps'
+    """
+    return (
+        f"{num} of {plural(of, 'episode')} {'was' if num == 1 else 'were'} cut at "
+        f"evaluate.max_steps={max_steps}: their returns are those of so many steps"
+    )
+
+
 def save_tree(folder: Path, name: str, planner: Planner, state: TensorDict) -> None:
     """Search from one state [1], and save the tree as a picture and as data."""
     tree = planner.plan(state, noise=False, temperature=0.0).tree
@@ -246,6 +259,7 @@ class EvaluateRole(PlannerRole):
             returns=torch.tensor(found.returns, dtype=torch.float64),
             lengths=torch.tensor(found.lengths),
             as_first=torch.tensor(found.as_first, dtype=torch.bool),
+            num_cut=torch.tensor(found.num_cut),
         )
 
     def close(self) -> None:
@@ -270,7 +284,10 @@ def episodes_of(answer: TensorDict) -> Episodes:
     """The episodes that an `EvaluateRole` answered with.
 
     >>> episodes_of(TensorDict(returns=torch.tensor([1.0]), lengths=torch.tensor([5]),
-    ...                        as_first=torch.tensor([], dtype=torch.bool)))
+    ...                        as_first=torch.tensor([], dtype=torch.bool),
+    ...                        num_cut=torch.tensor(0)))
     Episodes(returns=[1.0], lengths=[5], as_first=[])
     """
-    return Episodes(*(answer[name].tolist() for name in ("returns", "lengths", "as_first")))
+    return Episodes(
+        *(answer[name].tolist() for name in ("returns", "lengths", "as_first", "num_cut"))
+    )

@@ -28,12 +28,14 @@ from raffia.recipes.efficientzero.actors import (
     make_planner,
     reason_of,
 )
+from raffia.recipes.efficientzero.clipped import ClippedTargets
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays, fill_replay
 from raffia.recipes.efficientzero.evaluation import (
     EpisodeFilms,
     Evaluator,
     MakeEnv,
+    cut_line,
     episodes_of,
     save_tree,
 )
@@ -91,7 +93,8 @@ class EfficientZeroExperiment(RunExperiment):
             evaluate_every=evaluate.every_env_steps if plays else evaluate.every_updates,
             num_simulations=evaluate.num_simulations or config.search.num_simulations,
         )
-        self._update = 0
+        self._update, self._clipped = 0, ClippedTargets(config)
+        self._cuts_are_told = False
         self._num_simulations_elsewhere = 0
         with self._opening() as opened:
             # Where actors play, one is made for what it says of all, and never stepped.
@@ -159,7 +162,9 @@ class EfficientZeroExperiment(RunExperiment):
                 refuse=lambda state, answer: self._refuse_search(state, answer["states"], answer),
             )
         rows = range(self.env.num_envs)
-        self.player = Player(config, self.env, self.actor, rows, check=self._check_step)
+        self.player = Player(
+            *(config, self.env, self.actor, rows), check=self._check_step, warn=self.view.message
+        )
         return self.player.collector
 
     def _make_making(self) -> BatchMaking:
@@ -257,6 +262,9 @@ class EfficientZeroExperiment(RunExperiment):
         batch = self.next_batch(state)
         state, metrics = self.learn(state, batch)
         self.prioritize(batch, metrics)
+        if self._update % self.plan.log_every == 0:
+            for line in self._clipped.lines(batch, metrics):
+                self.view.message(line)
         return state, metrics
 
     def next_batch(self, state: TensorDict) -> TensorDict:
@@ -337,7 +345,15 @@ class EfficientZeroExperiment(RunExperiment):
             found = self._play(state, stop)
             if found is not None:
                 self._keep_tree(self._count(state))
+                self._tell_of_cuts(found)
             return found
+
+    def _tell_of_cuts(self, found: Outcome) -> None:
+        """Say once that episodes are broken off, of which no environment says so."""
+        num, of = found.values.get("num_cut", 0), len(found.values["returns"])
+        if num and not self._cuts_are_told:
+            self._cuts_are_told = True
+            self.view.message(cut_line(num, of, self.config.evaluate.max_steps))
 
     def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
         """Play episodes of the one agent; or of all members, of which the best one's are reported,
@@ -394,7 +410,9 @@ class EfficientZeroExperiment(RunExperiment):
                 write_atomically(str(folder / f"{count:09d}.{kind}"), data)
             except OSError as error:
                 self.view.message(f"an episode was not recorded: {error}")
-        return episodes_of(answer)
+        found = episodes_of(answer)
+        self._tell_of_cuts(found)
+        return found
 
     def _keep_tree(self, count: int) -> None:
         state = self.collector.now[:1]

@@ -61,7 +61,7 @@ CARTPOLE = EfficientZeroRun(
     search=SearchConfig(num_simulations=25, temperatures=(0.25,), temperature_from=(0.0,)),
     replay=ReplayConfig(capacity=50_000, batch_size=128),
     collect=CollectConfig(num_env_steps=15_000, random_env_steps=200, updates_per_env_step=0.28),
-    evaluate=EvaluateConfig(every_env_steps=1_000, num_episodes=20, max_steps=500),
+    evaluate=EvaluateConfig(every_env_steps=1_000, num_episodes=20),
     checkpoint=CheckpointConfig(every_updates=300),
 )
 SMOKE = replace(
@@ -90,7 +90,7 @@ LUNARLANDER = replace(
     search=SearchConfig(num_simulations=30, temperatures=(0.5, 0.25), temperature_from=(0.0, 0.5)),
     replay=ReplayConfig(capacity=200_000, batch_size=128),
     collect=CollectConfig(num_env_steps=200_000, random_env_steps=2_000, updates_per_env_step=0.25),
-    evaluate=EvaluateConfig(every_env_steps=5_000, num_episodes=20, max_steps=1_000),
+    evaluate=EvaluateConfig(every_env_steps=5_000, num_episodes=20),
     checkpoint=CheckpointConfig(every_updates=1_000),
 )
 PENDULUM = replace(
@@ -109,7 +109,7 @@ PENDULUM = replace(
     ),
     replay=ReplayConfig(capacity=100_000, batch_size=128, alpha=0.0),
     collect=CollectConfig(num_env_steps=20_000, random_env_steps=1_000, updates_per_env_step=0.25),
-    evaluate=EvaluateConfig(every_env_steps=4_000, num_episodes=64, max_steps=200),
+    evaluate=EvaluateConfig(every_env_steps=4_000, num_episodes=64),
     checkpoint=CheckpointConfig(every_updates=500),
 )
 TICTACTOE = replace(
@@ -130,9 +130,7 @@ TICTACTOE = replace(
     search=SearchConfig(num_simulations=25, temperatures=(1.0, 0.5), temperature_from=(0.0, 0.75)),
     replay=ReplayConfig(capacity=30_000, batch_size=128, alpha=0.0),
     collect=CollectConfig(num_env_steps=60_000, random_env_steps=1_000, updates_per_env_step=0.3),
-    evaluate=EvaluateConfig(
-        every_env_steps=5_000, num_episodes=100, max_steps=9, num_simulations=50
-    ),
+    evaluate=EvaluateConfig(every_env_steps=5_000, num_episodes=100, num_simulations=50),
     checkpoint=CheckpointConfig(every_updates=500),
 )
 CONNECT4 = replace(
@@ -149,7 +147,7 @@ CONNECT4 = replace(
     search=replace(TICTACTOE.search, num_simulations=50),
     replay=ReplayConfig(capacity=200_000, batch_size=128, alpha=0.0),
     collect=CollectConfig(num_env_steps=400_000, random_env_steps=2_000, updates_per_env_step=0.05),
-    evaluate=EvaluateConfig(every_env_steps=20_000, num_episodes=32, max_steps=42, opponent="rule"),
+    evaluate=EvaluateConfig(every_env_steps=20_000, num_episodes=32, opponent="rule"),
     checkpoint=CheckpointConfig(every_updates=1_000),
 )
 MINATAR_BREAKOUT = replace(
