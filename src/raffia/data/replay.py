@@ -233,8 +233,8 @@ class ReplayBuffer(Buffer, Generic[Items]):
         n = len(data)
         data, stored = self.writer.chosen(data, self.storage)
         numbers = torch.full((n,), -1, device="cpu")
-        numbers[stored] = self.storage.extend(data)
         if len(stored):
+            numbers[stored] = self.storage.extend(data)
             self.sampler.clear()  # others may have moved
             self._maker.follow()
         return numbers
@@ -595,8 +595,14 @@ def _items_at(index: Any, live: range) -> Tensor:
     """The numbers of items by their age; IndexError for an age out of range."""
     if index is None or index is ...:
         raise IndexError(f"items are chosen by an int, a slice, integers or a mask, not by {index}")
-    mask = None if isinstance(index, slice) else torch.as_tensor(index)
-    if mask is not None and mask.dtype is torch.bool:
+    if type(index) is int and -len(live) <= index < len(live):
+        return torch.tensor(live[index], device="cpu")
+    if isinstance(index, slice):
+        found = live[index]
+        stop = found.start + len(found) * found.step
+        return torch.arange(found.start, stop, found.step, device="cpu")
+    mask = torch.as_tensor(index)
+    if mask.dtype is torch.bool:
         if mask.shape != (len(live),):
             raise IndexError(
                 f"a mask must have one value for each of the {len(live)} items; got shape "

@@ -141,20 +141,22 @@ class TensorDictMaxValueWriter(Writer):
         # The oldest first.
         old_rows = torch.arange(storage.total - num_old, storage.total, device="cpu") % size
         old = self._ranks(partial(storage.entry, path), old_rows) if num_old else new[:0]
-        best = torch.cat([old, new]).sort(descending=True, stable=True).indices[:size]
-        stored = (best[best >= num_old] - num_old).sort().values
-        overwritten = max(0, num_old + len(stored) - size)
-        if overwritten:
-            leaves = torch.ones(num_old, dtype=torch.bool, device="cpu")
-            leaves[best[best < num_old]] = False
-            leaves = leaves.nonzero()[:, 0]  # indices of the least ones, as many as are overwritten
-            # Indices of those that will be overwritten.
-            early = torch.arange(overwritten, device="cpu")
-            stays = early[~torch.isin(early, leaves)]
-            goes = leaves[leaves >= overwritten]
-            moves = [(old_rows[goes], old_rows[stays])] if len(stays) else []
+        ranks = torch.cat([old, new])
+        too_many = len(ranks) - size
+        if too_many <= 0:
+            return data, torch.arange(len(data), device="cpu")
+        bound = ranks.kthvalue(too_many).values
+        leaves = ranks < bound
+        equal = (ranks == bound).nonzero()[:, 0]  # of which the newer ones leave
+        leaves[equal[len(equal) + int(leaves.sum()) - too_many :]] = True
+        stored = (~leaves[num_old:]).nonzero()[:, 0]
+        gone = leaves[:num_old].nonzero()[:, 0]
+        # As many of the oldest are overwritten: those that stay move to where others leave.
+        stays = (~leaves[: len(gone)]).nonzero()[:, 0]
+        if len(stays):
+            moves = [(old_rows[gone[gone >= len(gone)]], old_rows[stays])]
             if storage.mixes_shapes:
-                moves = list(zip(old_rows[goes], old_rows[stays], strict=True))
+                moves = list(zip(*moves[0], strict=True))
             for to, source in moves:
                 storage.set(to, storage.read(source))
         return data[stored], stored
