@@ -14,7 +14,7 @@ from raffia import TensorDict
 from raffia.data import SegmentReplayBuffer, TensorStorage
 from raffia.envs import EnvConfig, make_env
 from raffia.functional import adamw, generator_for, value_and_grad
-from raffia.recipes import Algorithm, train_run
+from raffia.recipes import Algorithm, train
 from raffia.train import Collector, Experiment, Plan, Schedule, play_episodes
 
 
@@ -147,4 +147,4 @@ def play(config: DQNConfig, state: TensorDict, num_episodes: int, seed: int, sto
 dqn = Algorithm(name="dqn", title="DQN", config=DQNConfig, make=DQN, play=play)
 
 if __name__ == "__main__":
-    train_run(dqn, DQNConfig(num_env_steps=3_000), "runs/dqn-short")
+    train(DQNConfig(num_env_steps=3_000), "runs/dqn-short", algorithm=dqn)

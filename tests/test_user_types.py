@@ -435,10 +435,11 @@ def agents(agent: ILQL, learner: EfficientZeroLearner, batch: TensorDict, cache:
 
 def runs(folder: Path, config: EfficientZeroRun) -> None:
     assert_type(train(config, folder), RunResult)
-    agent = load_agent(folder)
+    agent = load_agent(folder, algorithm="efficientzero", device="cpu")
     assert_type(agent.act(TensorDict()), TensorDict)
     assert_type(agent.plan(TensorDict()), PolicyOutput)
-    assert_type(evaluate(folder), Evaluation)
+    assert_type(load_agent(folder, algorithm="ilql"), ILQL_Policy)
+    assert_type(evaluate(folder, algorithm="efficientzero", episodes=3), Evaluation)
     assert_type(load_ilql(folder), ILQL_Policy)
 """
 WRONG = """

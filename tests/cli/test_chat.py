@@ -241,13 +241,14 @@ def test_the_best_member_of_a_population_chats_with_its_own_hyperparameters(here
     train(config, "runs/members", view=PlainView(io.StringIO()))
     own = float(best_of(find_checkpoint(Path("runs/members"), "newest"))["hyper", "adv_weight"])
     assert own != SMOKE.decode.adv_weight
-    configs = []
+    calls = []
     monkeypatch.setattr(
-        "raffia.cli.chat.talk", lambda run, config, **_: configs.append(config) or 0
+        "raffia.cli.chat.talk", lambda run, *args, **to: calls.append((*args, to)) or 0
     )
-    for args in ([], ["--adv-weight", "3"]):
+    for args in ([], ["--adv-weight", "3", "--device", "cuda"]):
         assert main(["chat", "runs/members", "--checkpoint", "newest", *args]) == 0
-    assert [config.decode.adv_weight for config in configs] == [pytest.approx(own), 3.0]
+    assert [config.decode.adv_weight for config, _ in calls] == [pytest.approx(own), 3.0]
+    assert [to["device"] for _, to in calls] == ["cpu", "cuda"]
 
 
 def test_a_dialogue_of_a_run_on_data(here, monkeypatch, capsys):

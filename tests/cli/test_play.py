@@ -110,8 +110,8 @@ def test_play_takes_the_agent_of_a_run(monkeypatch, tmp_path):
 
     monkeypatch.setattr("raffia.recipes.efficientzero.match.load_player", load)
     streams = {"stdin": io.StringIO("a1\n"), "stdout": io.StringIO()}
-    assert play_against(tmp_path, num_simulations=7, second=True, **streams) == 0
-    assert calls == [(tmp_path, "best", {"num_simulations": 7})]
+    assert play_against(tmp_path, device="cuda", num_simulations=7, second=True, **streams) == 0
+    assert calls == [(tmp_path, "best", {"device": "cuda", "num_simulations": 7})]
     assert "the agent begins" in streams["stdout"].getvalue()
     assert tuple(matches.GAMES) == PLAYED_BY_PEOPLE  # a report suggests it for these
 

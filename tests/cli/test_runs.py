@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +47,7 @@ class Recipe:
     def __init__(self):
         self.calls, self.reason, self.error = [], "finished", None
         self.found = SimpleNamespace(
-            update=300, returns=[1.0, 1.0, -1.0, 0.0], lengths=[5, 6, 7, 9], files=[]
+            update=300, returns=[1.0, 1.0, -1.0, 0.0], lengths=[5, 6, 7, 9], files=[], num_cut=0
         )
         self.found.as_first = [True, True, False, False]
 
@@ -58,16 +57,13 @@ class Recipe:
         end = {"reason": self.reason, "signal": "SIGINT"}
         return SimpleNamespace(folder=folder, **counts, **returns, **end)
 
-    def train(self, config, folder, *, view=None, preset=""):
+    def train(self, config, folder, *, view=None, preset="", algorithm=None, make_env=None):
+        assert algorithm is None or type(config) is algorithm.config
         self.calls.append(("train", config, folder, preset))
         make_run(folder, config=config, preset=preset, rows=STOPPED)
         return self.result(folder)
 
-    def train_run(self, algorithm, config, folder, *, preset, make=None):
-        assert type(config) is algorithm.config
-        return self.train(config, folder, preset=preset)
-
-    def resume_run(self, folder, algorithm, *, config, make=None):
+    def resume(self, folder, *, algorithm, config, make_env=None):
         self.calls.append(("resume", folder, config))
         if self.error is not None:
             raise self.error
@@ -80,11 +76,9 @@ class Recipe:
 
 @pytest.fixture
 def recipe(monkeypatch):
-    recipe, module = Recipe(), types.ModuleType("raffia.recipes.efficientzero")
-    module.train, module.evaluate = recipe.train, recipe.evaluate
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("raffia.recipes.running.train_run", recipe.train_run)
-    monkeypatch.setattr("raffia.recipes.running.resume_run", recipe.resume_run)
+    recipe = Recipe()
+    for name in ("efficientzero.train", "efficientzero.evaluate", "train", "resume"):
+        monkeypatch.setattr(f"raffia.recipes.{name}", getattr(recipe, name.rpartition(".")[2]))
     return recipe
 
 
@@ -390,7 +384,7 @@ EVALUATED = [  # the arguments, and the options that differ from the defaults
     ("runs/a --record --seed 1", {"record": 3, "seed": 1}),
     ("runs/t --episodes 4 --checkpoint 300 --opponent rule --record=2 --format=mp4",
      {"episodes": 4, "checkpoint": "300", "opponent": "rule", "record": 2, "suffix": "mp4"}),
-    ("runs/a --num-simulations 9", {"num_simulations": 9}),
+    ("runs/a --num-simulations 9 --device cuda:1", {"num_simulations": 9, "device": "cuda:1"}),
 ]  # fmt: skip
 
 
@@ -400,7 +394,7 @@ def test_evaluate_is_called_with_the_options_of_its_arguments(args, options, her
     make_run("runs/t", config=PRESETS["tictactoe"], rows=STOPPED)
     assert main(["evaluate", *args.split()]) == 0
     defaults = {"episodes": 100, "checkpoint": "best", "seed": 0, "num_simulations": None}
-    defaults |= {"record": 0, "suffix": "gif", "opponent": None}
+    defaults |= {"device": "cpu", "record": 0, "suffix": "gif", "opponent": None}
     [(_, _, given)] = recipe.calls
     assert {name: given.get(name) for name in defaults} == defaults | options
 
@@ -429,7 +423,7 @@ def test_an_evaluation_can_be_one_line_of_json_with_progress_on_stderr(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     found = {"returns": [3.0], "lengths": [3], "as_first": [], "files": ["runs/a/e.gif"]}
-    recipe.found = SimpleNamespace(update=300, **found)
+    recipe.found = SimpleNamespace(update=300, num_cut=0, **found)
     assert main("evaluate runs/a --episodes 1 --json".split()) == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)

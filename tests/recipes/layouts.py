@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from raffia.learner import Accumulate
-from raffia.recipes import ALGORITHMS, run_experiment, train_run, workers
+from raffia.recipes import ALGORITHMS, run_experiment, train, workers
 from raffia.recipes.efficientzero import PRESETS, EfficientZeroRun
 from raffia.recipes.efficientzero import experiment as played
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
@@ -148,7 +148,7 @@ def algorithm_of(config):
 
 def trained(config, folder, **changes):
     """The results of a finished run."""
-    result = train_run(algorithm_of(config), with_all(config, **changes), folder, view=Quiet())
+    result = train(with_all(config, **changes), folder, view=Quiet())
     assert result.reason == "finished"
     return results_of(Path(folder))
 

@@ -31,7 +31,7 @@ from raffia.distributed.ray import (
     RayWorker,
     VersionError,
 )
-from raffia.recipes import resume_run, train_run
+from raffia.recipes import resume, train
 from raffia.recipes.efficientzero import PRESETS
 from raffia.recipes.scale_config import EngineConfig
 from raffia.sweep import Manifest, PlannedRun, read_manifest
@@ -184,12 +184,12 @@ def head(folder):
 
     RayWorker.take = take_and_kill
     try:
-        train_run(EFFICIENTZERO, with_all(AHEAD, **with_cluster(cluster)), folder, view=Quiet())
+        train(with_all(AHEAD, **with_cluster(cluster)), folder, view=Quiet())
     except ClusterLostError as error:
         message, seconds = str(error), time.monotonic() - times[23]
     RayWorker.take = take
     resumed = with_all(AHEAD, actors__num=2, engine__name="inline")
-    result = resume_run(folder, config=resumed, view=Quiet())
+    result = resume(folder, config=resumed, view=Quiet())
     assert result.reason == "finished"
     return {"digest": results_of(folder)[:3], "message": message, "seconds": seconds}
 
@@ -263,7 +263,7 @@ def unfit(folder):
 
     def train(**changes):
         config = with_all(AHEAD, **{**with_cluster(cluster), **changes})
-        train_run(EFFICIENTZERO, config, folder / "run", view=Quiet())
+        train(config, folder / "run", view=Quiet())
 
     cluster, _ = cluster_of(2)
     record_error("room", ValueError, lambda: train(actors__cpus=2.0))

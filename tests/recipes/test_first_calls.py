@@ -17,8 +17,7 @@ from raffia.envs import (
     make_env,
 )
 from raffia.envs.probe import ValueProbe
-from raffia.recipes import ILQL_PRESETS, PRESETS, ilql
-from raffia.recipes.efficientzero import train
+from raffia.recipes import ILQL_PRESETS, PRESETS, train
 from raffia.recipes.efficientzero.experiment import wants_a_gpu
 from tests.recipes.runs import Quiet, short
 
@@ -33,10 +32,9 @@ def train_in(envs):
 
 CALLS = [
     (lambda run: train("cartpole", run), r"is a name: pass PRESETS\['cartpole'\]"),
-    (lambda run: train(ILQL_PRESETS["ilql-smoke"], run), "train with raffia.recipes.ilql"),
+    (lambda run: train(ILQL_PRESETS["ilql-smoke"], run, networks=print), "ILQL takes make_env"),
     (lambda run: train({"seed": 1}, run), "config is a dict, but must be a .*EfficientZeroRun"),
-    (lambda run: ilql.train("wordle", run), r"pass ILQL_PRESETS\['wordle'\]"),
-    (lambda run: ilql.train(PRESETS["smoke"], run), "settings are for efficientzero"),
+    (lambda run: train("wordle", run), r"pass ILQL_PRESETS\['wordle'\]"),
     (train_in(cartpole()), r"one environment, a .*: pass make_env=env_factory\(make\)"),
     (train_in(ValueProbe), r"the class ValueProbe: pass make_env=env_factory\(ValueProbe\)"),
     (train_in(lambda config, **_: cartpole()), r"\(config\) returned a .*, which is not a bat"),

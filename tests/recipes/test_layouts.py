@@ -8,14 +8,13 @@ from functools import partial
 import pytest
 
 from raffia.distributed import ChaosEngine, RoleError
-from raffia.recipes import resume_run, train_run
+from raffia.recipes import resume, train
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import EvaluatorsConfig
 from raffia.train import Checkpoints, TrainingSession
 from tests.recipes.ilql_settings import make_bases
 from tests.recipes.killing import KillingEngine
 from tests.recipes.layouts import (
-    EFFICIENTZERO,
     ILQL_EVALUATED,
     PARTS,
     RUNS,
@@ -186,7 +185,7 @@ def test_learners_that_are_killed_change_nothing(
         assert metrics["waited_for_learners_seconds"] > 0
         assert metrics["learner_restarts"] == len(kills_at)
         assert num_broadcasts in (None, run.followers.num_broadcasts)
-    assert resume_run(folder, view=Quiet()).reason == "finished"
+    assert resume(folder, view=Quiet()).reason == "finished"
     assert results_of(folder) == in_one_process(name)
 
 
@@ -228,7 +227,7 @@ def test_a_resume_in_another_layout_is_the_same_run(
         drawn, last = open_batches_of(found), min(config.num_updates, found.update + 7)
         assert sorted(drawn) == [*range(found.update, last)]
         assert any(drawn.values()) == (stop_at >= 40)  # batches whose rows were overwritten since
-    result = resume_run(folder, config=with_all(config, **second), view=Quiet())
+    result = resume(folder, config=with_all(config, **second), view=Quiet())
     assert result.reason == "finished" and results_of(folder) == in_one_process(name)
 
 
@@ -242,7 +241,7 @@ def test_a_resume_without_evaluators_joins_open_evaluations(name, at, in_one_pro
             assert session.run(partial(next, iter([False] * at), True)).reason == "stopped"
             assert len(session.evaluate.open) > 1
     without = with_all(config, evaluators=EvaluatorsConfig())
-    assert resume_run(folder, config=without, view=Quiet()).reason == "finished"
+    assert resume(folder, config=without, view=Quiet()).reason == "finished"
     expected = in_one_process(f"{name}evaluate")
     assert rows(folder, "evaluate") == expected.rows and results_of(folder).code == expected.code
 
@@ -256,7 +255,7 @@ def test_a_longer_run_is_the_same_with_any_number_of_actors(ahead, tmp_path):
         folder, config = tmp_path / f"{num}", with_all(SMOKE, actors__num=num, actors__ahead=ahead)
         trained(config, folder)
         longer = with_all(config, collect__num_env_steps=320)
-        assert resume_run(folder, config=longer, view=Quiet()).reason == "finished"
+        assert resume(folder, config=longer, view=Quiet()).reason == "finished"
         found.append(results_of(folder))
     assert found[0] == found[1]
 
@@ -296,7 +295,7 @@ def test_every_kind_of_environment_runs_in_workers(base, kind, tmp_path):
         found = stopped(config, tmp_path / "run", 2)
         assert sorted(open_batches_of(found)) == [*range(found.update, found.update + 3)]
         changed = with_all(config, **settings)
-        assert resume_run(tmp_path / "run", config=changed, view=Quiet()).reason == "finished"
+        assert resume(tmp_path / "run", config=changed, view=Quiet()).reason == "finished"
         assert results_of(tmp_path / "run") == expected
 
 
@@ -360,7 +359,7 @@ def test_evaluations_joined_later_belong_to_the_evaluated_update(in_one_process)
 def test_a_target_ends_the_run_when_it_is_joined(in_one_process, tmp_path):
     first = in_one_process("evaluate").rows[0]
     config = with_all(RUNS["evaluate later"], evaluate__target_return=first["mean_return"])
-    result = train_run(EFFICIENTZERO, config, tmp_path / "run", view=Quiet())
+    result = train(config, tmp_path / "run", view=Quiet())
     assert (result.reason, result.update) == ("target", first["update"] + 20)
     best = Checkpoints(tmp_path / "run" / "checkpoints").best()
     assert (best.update, best.score) == (first["update"], first["mean_return"])

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from raffia.recipes import ALGORITHMS, resume_run, train_run
+from raffia.recipes import ALGORITHMS, evaluate, resume, train
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.run_folder import write_config
@@ -69,8 +69,9 @@ def state_of(folder):
 
 def train_to_end(algorithm, config, folder):
     """The last state of a finished run."""
-    result = train_run(ALGORITHMS[algorithm], with_all(config, device="cuda"), folder, view=Quiet())
+    result = train(with_all(config, device="cuda"), folder, view=Quiet())
     assert result.reason == "finished"
+    evaluate(folder, episodes=2, device="cuda")
     return state_of(folder)
 
 
@@ -119,5 +120,5 @@ def test_a_stopped_run_is_resumed(algorithm, tmp_path):
         assert session.run(lambda: session.log.status.update >= 3).reason == "stopped"
     stopped_at = int(state_of(folder)["step"])
     assert stopped_at >= 3
-    assert resume_run(folder, view=Quiet()).reason == "finished"
+    assert resume(folder, view=Quiet()).reason == "finished"
     assert int(state_of(folder)["step"]) > stopped_at and math.isfinite(stopped_at)

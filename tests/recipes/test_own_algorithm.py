@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raffia.cli import main
-from raffia.recipes import Algorithm, RunError, find_algorithm, read_run, resume_run, train_run
+from raffia.recipes import Algorithm, RunError, find_algorithm, load_agent, read_run, resume, train
 from raffia.train.config import ConfigError
 from tests.marks import refusals
 from tests.recipes.runs import Quiet, last_state, same, terminate
@@ -31,7 +31,7 @@ def short(dqn, **changes):
 @pytest.fixture(scope="module")
 def finished(dqn, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "straight"
-    result = train_run(dqn, short(dqn), folder, view=Quiet())
+    result = train(short(dqn), folder, algorithm=dqn, view=Quiet())
     assert (result.reason, result.env_step, result.update) == ("finished", 240, 80)
     return folder
 
@@ -42,9 +42,9 @@ def test_the_example_is_short():
 
 def test_a_stopped_and_resumed_run_is_the_same_run(dqn, finished, tmp_path):
     folder = tmp_path / "run"
-    result = train_run(dqn, short(dqn), folder, view=Quiet({40: terminate}))
+    result = train(short(dqn), folder, algorithm=dqn, view=Quiet({40: terminate}))
     assert (result.reason, result.update) == ("stopped", 40)
-    assert resume_run(folder, dqn, view=Quiet()).reason == "finished"
+    assert resume(folder, algorithm=dqn, view=Quiet()).reason == "finished"
     (_, expected), (_, again) = last_state(finished), last_state(folder)
     assert same(expected["state"], again["state"])
 
@@ -81,11 +81,11 @@ def test_the_loss_is_that_of_double_dqn(dqn):
 
 def test_invalid_resumes_are_refused(dqn, finished):
     with pytest.raises(RunError, match="^learning_rate cannot be changed: .* was started with"):
-        resume_run(finished, dqn, config=short(dqn, learning_rate=1.0), view=Quiet())
+        resume(finished, algorithm=dqn, config=short(dqn, learning_rate=1.0), view=Quiet())
     with pytest.raises(RunError, match="is a run of dqn"):
-        resume_run(finished, find_algorithm("ilql"), view=Quiet())
-    with pytest.raises(TypeError, match="config is a DQNConfig, but must be a .*ILQLRun"):
-        train_run(find_algorithm("ilql"), short(dqn), "nowhere", view=Quiet())
+        resume(finished, algorithm=find_algorithm("ilql"), view=Quiet())
+    with pytest.raises(TypeError, match="config is a DQNConfig, but ilql has a ILQLRun"):
+        train(short(dqn), "nowhere", algorithm=find_algorithm("ilql"), view=Quiet())
 
 
 def test_a_run_s_folder_cannot_import_a_file(finished, dqn):
@@ -93,6 +93,7 @@ def test_a_run_s_folder_cannot_import_a_file(finished, dqn):
     with pytest.raises(RunError, match="If you trust it, name it: --algorithm .*own_algorithm.py"):
         read_run(finished)
     assert read_run(finished, dqn) == short(dqn)
+    assert int(load_agent(finished, "newest", algorithm=dqn, device="cpu")["step"]) == 80
 
 
 def test_a_run_s_folder_cannot_import_a_module_of_the_current_folder(
@@ -167,7 +168,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
 def test_dqn_learns_cartpole(dqn, tmp_path):
     """With a margin: each of the seeds 0 to 5 reached it within 20,000 steps."""
     config = replace(dqn.config(seed=4), num_env_steps=40_000)
-    result = train_run(dqn, config, tmp_path / "run", view=Quiet())
+    result = train(config, tmp_path / "run", algorithm=dqn, view=Quiet())
     assert result.reason == "target" and result.best_return >= 475
 
 

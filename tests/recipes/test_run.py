@@ -15,7 +15,7 @@ from raffia.cli.runs import config_of
 from raffia.envs import Discrete, EnvSpec, SerialBatch, env_factory
 from raffia.envs.probe import ValueProbe
 from raffia.files import JsonLines
-from raffia.recipes import find_algorithm, read_run, running
+from raffia.recipes import read_run, running
 from raffia.recipes.efficientzero import evaluate, load_agent, resume, train
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.report import summarise, write_report
@@ -78,6 +78,9 @@ def test_an_agent_acts_is_evaluated_and_shows_its_tree(finished):
     first, again = (evaluate(finished, episodes=5, seed=3) for _ in range(2))
     assert first == again and len(first.returns) == 5 and first.files == []
     assert evaluate(finished, episodes=5, seed=3, checkpoint="newest").lengths
+    assert load_agent(finished, device="meta").planner.device.type == "meta"
+    with pytest.raises(RunError, match="device='gpu' cannot be used"):
+        evaluate(finished, device="gpu")
 
 
 # ------------------------------------------------------------------------------------- refusals
@@ -131,7 +134,7 @@ def test_autocast_keeps_no_casts_of_weights_from_one_update_to_the_next(outside,
         return len(products) >= 3
 
     with outside:
-        running.train_run(find_algorithm("efficientzero"), short(), tmp_path / "run", stop=stop)
+        train(short(), tmp_path / "run", stop=stop)
         assert torch.is_autocast_enabled("cpu") == isinstance(outside, torch.autocast)
     assert products[:3] == [1, 2, 3]
 

@@ -2,12 +2,13 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
 from raffia.distributed import Followers, StateLost
-from raffia.recipes import resume_run, train_run
+from raffia.recipes import resume, train
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from tests.recipes.ilql_runs import last
 from tests.recipes.layouts import ILQL, WORDLE, experiment, results_of, trained
@@ -98,15 +99,17 @@ def test_a_sharded_run_restarts_itself_when_a_shard_is_lost(tmp_path):
         return is_due
 
     folder = tmp_path / "killed"
-    result = train_run(ILQL, config, folder, view=view, make=make_killing(dies, experiments))
+    result = train(
+        config, folder, view=view, algorithm=replace(ILQL, make=make_killing(dies, experiments))
+    )
     assert result.reason == "finished" and results_of(folder).code == undisturbed.code
     assert len(experiments) == 4 and deaths == [4, 8]
     message = "continue from the last checkpoint, which happens automatically"
     assert sum(message in text for text in view.messages) == 3 and not rows(folder, "error")
 
     folder, calls = tmp_path / "stopped", []
-    train_run(ILQL, config, folder, view=Quiet(), stop=lambda: calls.append(0) or len(calls) > 4)
-    assert resume_run(folder, view=Quiet()).reason == "finished"
+    train(config, folder, view=Quiet(), stop=lambda: calls.append(0) or len(calls) > 4)
+    assert resume(folder, view=Quiet()).reason == "finished"
     assert results_of(folder).code == undisturbed.code
 
 
@@ -116,9 +119,9 @@ def test_shards_that_are_lost_repeatedly_end_the_run(tmp_path):
     config = with_all(WORDLE, **SHARDED, engine__max_restarts=2)
     with pytest.raises(StateLost, match="continue from the last checkpoint"):
         make = make_killing(lambda step: step == 1, experiments)
-        train_run(ILQL, config, tmp_path / "run", view=Quiet(), make=make)
+        train(config, tmp_path / "run", view=Quiet(), algorithm=replace(ILQL, make=make))
     assert len(experiments) == 1 + config.engine.max_restarts
     for num, state, updates in ((1, "whole", 5), (3, "sharded", 7)):
         shared = {"num": num, "state": state}  # both together: neither is valid alone
         other = with_all(config, learners__num=shared, num_updates=updates)
-        assert resume_run(tmp_path / "run", config=other, view=Quiet()).update == updates
+        assert resume(tmp_path / "run", config=other, view=Quiet()).update == updates

@@ -16,7 +16,7 @@ from raffia.data import ReplayShards
 from raffia.distributed import ChaosEngine, InlineEngine, Needs, RoleError
 from raffia.envs import Discrete, EnvSpec, GymEnv
 from raffia.lazy import imported
-from raffia.recipes import resume_run, train_run
+from raffia.recipes import resume
 from raffia.recipes.efficientzero import actors, evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
@@ -35,7 +35,6 @@ from tests.recipes.layouts import (
     AHEAD,
     ALL,
     BATCHES,
-    EFFICIENTZERO,
     ILQL_EVALUATED,
     ILQL_MEMBERS,
     PARTS,
@@ -204,7 +203,7 @@ def test_settings_of_open_batches_cannot_change_at_a_resume(tmp_path):
         other = changed(OPEN, name, value)
         message = f"{name} cannot be changed: .* was started with other values"
         with pytest.raises(RunError, match=message):
-            resume_run(tmp_path / "run", config=other, view=Quiet())
+            resume(tmp_path / "run", config=other, view=Quiet())
 
 
 def test_environments_that_workers_cannot_import_are_refused(tmp_path):
@@ -243,8 +242,8 @@ def test_the_row_of_a_resume_has_the_changed_settings(tmp_path):
     stop = partial(next, iter([False, False, True]), True)
     stopped(AHEAD, folder, 3)
     changes = dict(actors__num=2, engine__max_restarts=5, evaluators__join_after=9)
-    resume_run(folder, config=with_all(AHEAD, **changes), view=Quiet(), stop=stop)
-    resume_run(folder, view=Quiet(), stop=stop)
+    resume(folder, config=with_all(AHEAD, **changes), view=Quiet(), stop=stop)
+    resume(folder, view=Quiet(), stop=stop)
     first, second = rows(folder, "resume")
     expected = {name.replace("__", "."): value for name, value in changes.items()}
     assert first["changed"] == expected and "changed" not in second
@@ -268,7 +267,7 @@ def test_waiting_and_restarts_are_shown_and_reported(tmp_path, monkeypatch):
     with_engine(monkeypatch, ChaosEngine(2, lost=0.3))
     config = with_all(AHEAD, actors__num=2, engine__max_restarts=50)
     view = Watching()
-    train_run(EFFICIENTZERO, config, tmp_path / "run", view=view)
+    train(config, tmp_path / "run", view=view)
     assert 0 < view.latest.waiting <= 1 and view.latest.staleness >= AHEAD.actors.ahead
     row = read_run(tmp_path / "run").of("train")[-1]
     assert view.latest.worker_restarts == row["actor_restarts"] > 0
@@ -384,7 +383,7 @@ def test_a_failed_task_saves_the_last_update_for_a_resume(
     saved = Checkpoints(folder / "checkpoints").newest(print).update
     assert saved == row["update"] > 5 and saved % ALL.checkpoint.every_updates
     assert f"The last checkpoint is of update {saved}:" in caught.value.__notes__[-1]
-    assert resume_run(folder, config=RUNS[name], view=Quiet()).reason == "finished"
+    assert resume(folder, config=RUNS[name], view=Quiet()).reason == "finished"
     assert results_of(folder) == in_one_process(name)
 
 
@@ -459,7 +458,7 @@ def test_a_video_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch):
     view = Quiet()
     changes = dict(QUICK, collect__num_env_steps=100)
     config = with_all(RUNS["evaluate"], evaluate__record="gif", evaluators__num=1, **changes)
-    assert train_run(EFFICIENTZERO, config, tmp_path / "run", view=view).reason == "finished"
+    assert train(config, tmp_path / "run", view=view).reason == "finished"
     assert any("an episode was not recorded" in text for text in view.messages)
 
 

@@ -20,7 +20,6 @@ from raffia.train.config import AnyConfig, setting_names
 
 if TYPE_CHECKING:
     from raffia.recipes import RunResult
-    from raffia.recipes.running import Make
 
 Config = TypeVar("Config", bound=AnyConfig)
 # Flags of `raffia evaluate` that only one algorithm has.
@@ -127,17 +126,13 @@ class AlgorithmCommands(Generic[Config]):
         settings: the words that are not flags of the command's own, and so name settings.
         """
 
-    def with_data_settings(self, config: Config, settings: Sequence[str]) -> Config:
-        """The config with what follows from data; called once torch may be loaded."""
-        return config
-
     def given(self, config: Config, flags: Mapping[str, str]) -> Config:
         """Apply the flags of `raffia resume`, the `vouched_flags`, to the config."""
         return config
 
-    def make(self, flags: Mapping[str, str]) -> Make | None:
-        """The factory of the experiment, if flags add to the settings; else None."""
-        return None
+    def parts(self, flags: Mapping[str, str]) -> dict[str, Any]:
+        """What `raffia.recipes.train` and `resume` take besides the settings, by the flags."""
+        return {}
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:
         """Name of a new run's folder, without the seed."""
@@ -226,14 +221,15 @@ class AlgorithmCommands(Generic[Config]):
         """`raffia evaluate`: play episodes, write the figures, show them."""
         self.refuse_special(run, args)
         waiting(f"playing {plural(args.episodes, 'episode')} with {run} ...")
-        from raffia.recipes.running import evaluate_run
+        from raffia.recipes import evaluate
 
-        found = evaluate_run(
+        found = evaluate(
             run,
-            self.algorithm,
+            algorithm=self.algorithm,
             episodes=args.episodes,
             checkpoint=args.checkpoint,
             seed=args.seed,
+            device=args.device,
         )
         return show_evaluation(run, args, found)
 

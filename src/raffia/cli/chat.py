@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.runs import chosen_run, config_of_kind, run_parser
+from raffia.cli.runs import add_device, chosen_run, config_of_kind, run_parser
 from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.report.folder import PLAYED_BY_PEOPLE, summarise
@@ -51,7 +51,13 @@ def chat(words: Sequence[str]) -> int:
 
     waiting(f"loading the agent of {run} ...")
     return talk(
-        run, config, checkpoint=args.checkpoint, seed=args.seed, values=args.values, notices=notices
+        run,
+        config,
+        checkpoint=args.checkpoint,
+        seed=args.seed,
+        device=args.device,
+        values=args.values,
+        notices=notices,
     )
 
 
@@ -109,6 +115,7 @@ def decoding_settings(
 
 def _parser() -> Parser:
     parser = run_parser("chat", ABOUT, EXAMPLES)
+    add_device(parser)
     parser.flag("--seed N", "seed of the sampling", int, 0)
     parser.flag("--temperature X", "sampling temperature; 0 takes the best token", float)
     parser.flag("--adv-weight X", "weight of the advantages; 0: the policy alone", float)
@@ -133,6 +140,7 @@ def talk(
     *,
     checkpoint: str = "best",
     seed: int = 0,
+    device: str = "cpu",
     values: bool = False,
     notices: Sequence[str] = (),  # texts to print first
 ) -> int:
@@ -142,7 +150,7 @@ def talk(
     from raffia.recipes.ilql.chat import Chat, Guessing
     from raffia.recipes.ilql.data import make_wordle
 
-    policy = load_agent(folder, checkpoint, decode=config.decode, seed=seed)
+    policy = load_agent(folder, checkpoint, device=device, decode=config.decode, seed=seed)
     weight = config.decode.adv_weight if config.decode.shifts else 1.0
     session: Session[Chat] | Session[Guessing]
     if config.task == "wordle":

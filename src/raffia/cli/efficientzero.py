@@ -84,6 +84,7 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
             episodes=args.episodes,
             checkpoint=args.checkpoint,
             seed=args.seed,
+            device=args.device,
             num_simulations=args.num_simulations,
             record=args.record,
             suffix=args.format or "gif",

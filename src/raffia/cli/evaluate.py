@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raffia.cli.algorithm import commands_of
 from raffia.cli.parser import Parser, UsageError, whole
-from raffia.cli.runs import add_algorithm, chosen_run, config_of, run_parser
+from raffia.cli.runs import add_algorithm, add_device, chosen_run, config_of, run_parser
 from raffia.cli.style import call
 
 ABOUT = """\
@@ -50,6 +50,7 @@ def _parser() -> Parser:
     parser = run_parser("evaluate", ABOUT, EXAMPLES)
     parser.flag("--episodes N", "number of episodes", whole(1), 100)
     add_algorithm(parser)
+    add_device(parser)
     about = "simulations of each search (default: as in the run's own evaluations)"
     parser.flag("--num-simulations N", about, whole(1))
     about = "opponent in two-player games (default: as in the run's settings)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
 
 if TYPE_CHECKING:
     from raffia.recipes.ilql import ILQLEvaluation
-    from raffia.recipes.running import Make
 
 TRUNK = "--model.trunk."
 FREE = (
@@ -100,11 +98,9 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
         """The flag that names the environment, if one was given, or recorded."""
         return ["--env", self.env] if self.env else []
 
-    def make(self, flags: Mapping[str, str]) -> Make | None:
-        """Make an experiment in the environment named by --env, for which the user vouches."""
-        from raffia.recipes.ilql.experiment import ILQLExperiment
-
-        return partial(ILQLExperiment, make_env=flags.get("--env"))
+    def parts(self, flags: Mapping[str, str]) -> dict[str, Any]:
+        """The environment named by --env, for which the user vouches."""
+        return {"make_env": flags.get("--env")}
 
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
@@ -123,13 +119,8 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
                 f"{', '.join(fixed)}: the sizes are those of the model in {config.language_model}; "
                 "leave them out, or leave out the model"
             )
-
-    def with_data_settings(self, config: ILQLRun, settings: Sequence[str]) -> ILQLRun:
-        """The config with the vocabulary's size of the tokens, unless it was given."""
-        from raffia.recipes.ilql import with_sizes
-
-        given = any(flag.startswith(f"{TRUNK}vocab_size") for flag in _plain(settings))
-        return config if given else with_sizes(config, partial(print, flush=True))
+        if f"{TRUNK}vocab_size" in own:
+            raise UsageError(f"{TRUNK}vocab_size: it follows from the tokens; leave it out")
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:
         """Name of a new run's folder: that of the data, if they were given."""
@@ -161,6 +152,7 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
             episodes=args.episodes,
             checkpoint=args.checkpoint,
             seed=args.seed,
+            device=args.device,
             make_env=args.env or None,
         )
         dialogues = write_dialogues(run, found.update, found.dialogues)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from raffia.cli.parser import UsageError, whole
-from raffia.cli.runs import chosen_run, config_of_kind, run_parser
+from raffia.cli.runs import add_device, chosen_run, config_of_kind, run_parser
 from raffia.cli.style import call, waiting
 from raffia.cli.terminal import Terminal
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -38,6 +38,7 @@ def play(words: Sequence[str]) -> int:
     parser = run_parser("play", ABOUT, EXAMPLES)
     parser.add_argument("--second", action="store_true", help="let the agent move first")
     parser.flag("--num-simulations N", "simulations of the agent's search per move", whole(1))
+    add_device(parser)
     args = parser.read(words)
     first = call("raffia", "train", "efficientzero", "--preset", PLAYED_BY_PEOPLE[0])
     run = chosen_run(args.run, "play", lambda run: run.env in PLAYED_BY_PEOPLE, first)
@@ -54,6 +55,7 @@ def play(words: Sequence[str]) -> int:
     return play_against(
         run,
         checkpoint=args.checkpoint,
+        device=args.device,
         num_simulations=args.num_simulations,
         second=args.second,
     )
@@ -63,6 +65,7 @@ def play_against(
     folder: str | Path,
     *,
     checkpoint: str = "best",
+    device: str = "cpu",
     num_simulations: int | None = None,
     second: bool = False,  # the agent begins
     stdin: TextIO | None = None,
@@ -71,7 +74,7 @@ def play_against(
     """Play against the agent of a run until the person has enough; the exit status."""
     from raffia.recipes.efficientzero.match import load_player
 
-    agent = load_player(Path(folder), checkpoint, num_simulations=num_simulations)
+    agent = load_player(Path(folder), checkpoint, device=device, num_simulations=num_simulations)
     Table(agent, int(second), stdin or sys.stdin, stdout or sys.stdout).run()
     return 0
 

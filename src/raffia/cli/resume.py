@@ -92,10 +92,11 @@ def resume(words: Sequence[str]) -> int:
         _print_finished(run, commands, before, state.state)
         return 0
     print_start(after, run, ", resumed")
-    from raffia.recipes.running import resume_run
-
     require_device(after.device)
-    return commands.print_end(resume_run(run, algorithm, config=after, make=commands.make(flags)))
+    from raffia.recipes import resume as resume_in
+
+    more = {"algorithm": algorithm, "config": after, **commands.parts(flags)}
+    return commands.print_end(resume_in(run, **more))
 
 
 def _is_saved(run: Path, state: RunSummary) -> bool:

@@ -63,6 +63,17 @@ def _checkpoint(word: str) -> str:
     return word
 
 
+def add_device(parser: Parser) -> None:
+    """The flag that says where an agent's networks compute.
+
+    >>> parser = Parser("raffia look", "looks", "")
+    >>> add_device(parser)
+    >>> parser.read(["--device", "cuda:1"]).device
+    'cuda:1'
+    """
+    parser.flag("--device NAME", "device of the networks, such as cuda", default="cpu")
+
+
 def add_algorithm(parser: Parser) -> None:
     """The flag that names the algorithm of a run that is not an installed package.
 

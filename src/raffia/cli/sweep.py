@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +111,7 @@ def sweep(words: Sequence[str]) -> int:
     refuse_taken(folder, "sweep", *words, flag="--out", what="sweep")
     from raffia.sweep import Manifest
 
-    base = asked.commands.with_data_settings(asked.config, asked.settings)
-    base = asked.algorithm.settled(base)
+    base = asked.algorithm.settled(asked.config, tell=partial(print, flush=True))
     if not any(word.startswith(("--num_threads", "--num-threads")) for word in asked.settings):
         at_once = _whole(flags, "--workers", 0) or flags.get("--devices", "").count(",") + 1
         part = max(1, usable_cores() // at_once)

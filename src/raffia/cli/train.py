@@ -68,13 +68,11 @@ def train(words: Sequence[str]) -> int:
     )
 
     print_start(config, folder)
-    from raffia.recipes.running import train_run
-
     require_device(config.device)
-    config = commands.with_data_settings(config, asked.settings)
-    make = commands.make(flags)
-    result = train_run(asked.algorithm, config, folder, preset=asked.preset, make=make)
-    return commands.print_end(result)
+    from raffia.recipes import train as train_in
+
+    more = {"algorithm": asked.algorithm, "preset": asked.preset, **commands.parts(flags)}
+    return commands.print_end(train_in(config, folder, **more))
 
 
 def _help_text(commands: AlgorithmCommands[Any], preset: str) -> str:

@@ -1,6 +1,6 @@
-"""Complete runs of the built-in algorithms, assembled from the parts of all other packages.
+"""Complete runs, assembled from the parts of all other packages.
 
-The functions here are EfficientZero's; those of ILQL have the same names in `raffia.recipes.ilql`.
+`train`, `resume`, `evaluate` and `load_agent` serve any algorithm.
 """
 
 from typing import TYPE_CHECKING
@@ -13,20 +13,18 @@ if TYPE_CHECKING:
     from raffia.recipes.algorithm import ALGORITHMS as ALGORITHMS
     from raffia.recipes.algorithm import Algorithm as Algorithm
     from raffia.recipes.algorithm import find_algorithm as find_algorithm
+    from raffia.recipes.api import evaluate as evaluate
+    from raffia.recipes.api import load_agent as load_agent
+    from raffia.recipes.api import resume as resume
+    from raffia.recipes.api import train as train
     from raffia.recipes.efficientzero.api import Agent as Agent
-    from raffia.recipes.efficientzero.api import evaluate as evaluate
-    from raffia.recipes.efficientzero.api import load_agent as load_agent
-    from raffia.recipes.efficientzero.api import resume as resume
-    from raffia.recipes.efficientzero.api import train as train
     from raffia.recipes.efficientzero.config import EfficientZeroRun as EfficientZeroRun
     from raffia.recipes.efficientzero.presets import PRESETS as PRESETS
     from raffia.recipes.ilql.config import ILQLRun as ILQLRun
     from raffia.recipes.ilql.presets import ILQL_PRESETS as ILQL_PRESETS
     from raffia.recipes.run_folder import read_run as read_run
     from raffia.recipes.running import Evaluation as Evaluation
-    from raffia.recipes.running import evaluate_run as evaluate_run
-    from raffia.recipes.running import resume_run as resume_run
-    from raffia.recipes.running import train_run as train_run
+    from raffia.train.config import with_settings as with_settings
     from raffia.train.experiment import RunError as RunError
     from raffia.train.session import RunResult as RunResult
 

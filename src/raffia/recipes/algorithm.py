@@ -43,11 +43,14 @@ class Algorithm:
         on CartPole-v1"), `seed`, `device` and `num_threads`; TypeError if it lacks one.
     make: from settings, the run's folder and a view to the `Experiment`.
     play: from settings, a learner's state (of a population the best member's), a number of episodes
-        and a seed to `Episodes`, for `raffia evaluate`; None: evaluated another way, or not at all.
+        and a seed to `Episodes`, for `evaluate`; None: evaluated another way, or not at all.
+    uses: the module with an `evaluate` and a `load_agent` of its own; "": by `play`.
+    parts: keyword arguments of `train` that `make` takes; True: no settings hold it, so that a
+        resume needs the same.
     length: name of the setting with the length of a run.
     may_change: names of settings, or beginnings of them, that a resumed run may have other values
         of; all others shaped what was learnt.
-    settle: fills in what settings leave open, before a run is started.
+    settle: a function as `settled`.
     commands: the class of its part of the command line; see `raffia.cli.algorithm`.
     reference: where one from outside the package was found, as "module:name" or "file.py:name".
 
@@ -59,6 +62,8 @@ class Algorithm:
     config: type[Any]
     make: str | Callable[[Any, Path, View], Experiment]
     play: str | Callable[[Any, TensorDict, int, int], Episodes | None] | None = None
+    uses: str = ""
+    parts: Mapping[str, bool] = field(default_factory=dict)
     title: str = ""  # in sentences; the name if none is given
     summary: str = ""  # one line of help
     presets: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +73,7 @@ class Algorithm:
         *("num_updates", "num_env_steps", "target_return", "evaluate", "checkpoint", "device"),
         *("num_threads", "compile"),
     )
-    settle: str | Callable[[Any], Any] | None = None
+    settle: str | Callable[..., Any] | None = None
     commands: str = "raffia.cli.algorithm:AlgorithmCommands"
     reference: str = ""
 
@@ -92,9 +97,15 @@ class Algorithm:
         """The length of a run with these settings, in the unit that `length` names."""
         return int(functools.reduce(getattr, self.length.split("."), config))
 
-    def settled(self, config: Config) -> Config:
-        """The settings, with values for all that they leave open."""
-        settled: Config = config if self.settle is None else imported(self.settle)(config)
+    def settled(self, config: Config, like: Config | None = None, **more: Any) -> Config:
+        """The settings, with values for all that they leave open.
+
+        like: settings of a run with the same data and networks, such as the run that is resumed.
+        more: `parts`, and `tell`, which gets a line now and then while files are read.
+        """
+        if self.settle is None:
+            return config
+        settled: Config = imported(self.settle)(config, like, **more)
         return settled
 
 
@@ -105,6 +116,8 @@ ALGORITHMS = {
         summary="plans with a learned model; MuZero is among its presets",
         config=EfficientZeroRun,
         make="raffia.recipes.efficientzero.experiment:EfficientZeroExperiment",
+        uses="raffia.recipes.efficientzero.api",
+        parts={"make_env": True, "networks": True},
         presets=PRESETS,
         summaries=SUMMARIES,
         length="collect.num_env_steps",
@@ -117,7 +130,9 @@ ALGORITHMS = {
         summary="offline RL on logged dialogues with rewards",
         config=ILQLRun,
         make="raffia.recipes.ilql.experiment:ILQLExperiment",
-        settle="raffia.recipes.ilql.networks:with_threads",
+        uses="raffia.recipes.ilql.api",
+        parts={"make_env": False},
+        settle="raffia.recipes.ilql.experiment:settled",
         presets=ILQL_PRESETS,
         summaries=ILQL_SUMMARIES,
         length="num_updates",

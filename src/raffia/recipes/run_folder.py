@@ -77,32 +77,6 @@ def _refuse_a_second(folder: Path) -> None:
         )
 
 
-def require_config(config: object, algorithm: Algorithm) -> None:
-    """TypeError, with the call that was meant, for what is not a config of the algorithm.
-
-    >>> require_config("cartpole", ALGORITHMS["efficientzero"])
-    Traceback (most recent call last):
-    ...
-    TypeError: a run needs settings, but 'cartpole' is a name: pass PRESETS['cartpole'], from
-    raffia.recipes
-    """
-    if type(config) is algorithm.config:
-        return
-    if isinstance(config, str):
-        presets = "PRESETS" if algorithm.name == "efficientzero" else "ILQL_PRESETS"
-        raise TypeError(
-            f"a run needs settings, but {config!r} is a name: pass {presets}[{config!r}], from "
-            "raffia.recipes"
-        )
-    other = next((one.name for one in ALGORITHMS.values() if type(config) is one.config), None)
-    if other is not None:
-        raise TypeError(f"these settings are for {other}: train with raffia.recipes.{other}.train")
-    raise TypeError(
-        f"config is a {type(config).__name__}, but must be a "
-        f"{'' if algorithm.reference else 'raffia.recipes.'}{algorithm.config.__name__}"
-    )
-
-
 @contextlib.contextmanager
 def given_back(folder: Path) -> Iterator[None]:
     """Remove the folder of a new run, which is claimed, if the run fails before it has begun."""
@@ -154,11 +128,46 @@ def _config_text(config: Any, preset: str, own: Sequence[str], algorithm: Algori
 def algorithm_of(config: object) -> Algorithm:
     """The algorithm in `ALGORITHMS` that a config belongs to.
 
+    Raises TypeError, with the call that was meant, for what is not a config of one.
+
     >>> from raffia.recipes.ilql.config import ILQLRun
     >>> algorithm_of(ILQLRun()).name
     'ilql'
+    >>> algorithm_of("cartpole")
+    Traceback (most recent call last):
+    ...
+    TypeError: a run needs settings, but 'cartpole' is a name: pass PRESETS['cartpole'], from
+    raffia.recipes
     """
-    return next(one for one in ALGORITHMS.values() if type(config) is one.config)
+    for one in ALGORITHMS.values():
+        if type(config) is one.config:
+            return one
+    if isinstance(config, str):
+        presets = "ILQL_PRESETS" if config in ALGORITHMS["ilql"].presets else "PRESETS"
+        raise TypeError(
+            f"a run needs settings, but {config!r} is a name: pass {presets}[{config!r}], from "
+            "raffia.recipes"
+        )
+    kinds = " or ".join(f"raffia.recipes.{one.config.__name__}" for one in ALGORITHMS.values())
+    raise TypeError(
+        f"config is a {type(config).__name__}, but must be a {kinds}; with settings of your own "
+        "algorithm, pass that, too: algorithm=ALGORITHM"
+    )
+
+
+def require_config(config: object, algorithm: Algorithm) -> None:
+    """TypeError for what is not a config of the algorithm.
+
+    >>> require_config({"seed": 1}, ALGORITHMS["ilql"])
+    Traceback (most recent call last):
+    ...
+    TypeError: config is a dict, but ilql has a ILQLRun
+    """
+    if type(config) is not algorithm.config:
+        raise TypeError(
+            f"config is a {type(config).__name__}, but {algorithm.name} has a "
+            f"{algorithm.config.__name__}"
+        )
 
 
 def read_run(folder: str | Path, algorithm: Algorithm | None = None) -> Any:
@@ -192,7 +201,7 @@ def read_run_of(kind: type[Config], folder: str | Path) -> Config:
 
 
 def _of_another(folder: str | Path, name: str) -> str:
-    return f"{folder} is a run of {name}: use the functions of raffia.recipes.{name} for it"
+    return f"{folder} is a run of {name}: the functions of raffia.recipes serve any algorithm"
 
 
 class RunRecord(NamedTuple):

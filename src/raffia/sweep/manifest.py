@@ -77,7 +77,7 @@ class Manifest:
         for run in runs:
             try:
                 config = with_settings(base, {**run.settings, "seed": run.seed})
-                config = algorithm.settled(config)
+                config = algorithm.settled(config, base)
             except (ConfigError, ValueError) as error:
                 raise ConfigError(f"run {run.name}: {error}") from None
             planned.append(replace(run, changed=changes_of(base, config)))

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from raffia.hints import error_text
 from raffia.recipes.algorithm import Algorithm, find_algorithm
+from raffia.recipes.api import resume, train
 from raffia.recipes.run_folder import CONFIG, read_run, seen_here
-from raffia.recipes.running import resume_run, train_run
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest
 from raffia.sweep.plan import PlannedRun
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -93,12 +93,11 @@ def train_one(
         device = device_of_worker(manifest.engine.name, device or config.device)
         if device != config.device:
             config = replace(config, device=device)
+        more: dict[str, Any] = {"algorithm": algorithm, "view": view, "stop": stop}
         if is_started:
-            result = resume_run(folder, algorithm, config=config, view=view, stop=stop)
+            result = resume(folder, config=config, **more)
         else:
-            result = train_run(
-                algorithm, config, folder, view=view, preset=manifest.preset, stop=stop
-            )
+            result = train(config, folder, preset=manifest.preset, **more)
     except Exception as error:
         text = error_text(error)
         return {"reason": "failed", "error": text, "signal": "", "messages": view.messages}

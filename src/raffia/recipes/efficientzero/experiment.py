@@ -15,7 +15,7 @@ import torch
 
 from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.envs.env import BatchEnv, EnvSpec
-from raffia.envs.make import make_env, require_batch
+from raffia.envs.make import make_env, require_batch, require_env_factory
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
 from raffia.learner import step_of
@@ -86,6 +86,7 @@ class EfficientZeroExperiment(RunExperiment):
         make_env: MakeEnv = make_env,
         networks: ModelFactory | None = None,
     ) -> None:
+        require_env_factory(make_env)
         evaluate, plays = config.evaluate, not config.is_offline
         super().__init__(
             *(config, folder, view),

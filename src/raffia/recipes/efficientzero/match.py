@@ -42,7 +42,11 @@ class BoardPlayer(Protocol):
 
 
 def load_player(
-    folder: Path, checkpoint: str = "best", *, num_simulations: int | None = None
+    folder: Path,
+    checkpoint: str = "best",
+    *,
+    device: str = "cpu",
+    num_simulations: int | None = None,
 ) -> BoardPlayer:
     """The agent of a run of TicTacToe or Connect4."""
     config = read_run_of(EfficientZeroRun, folder)
@@ -53,7 +57,7 @@ def load_player(
             f"{folder} was trained with frame_stack={config.env.frame_stack}, but a person shows "
             "one position at a time: train with --env.frame_stack 1"
         )
-    return load_agent(folder, checkpoint, num_simulations=num_simulations)
+    return load_agent(folder, checkpoint, device=device, num_simulations=num_simulations)
 
 
 GAMES: dict[str, type[TicTacToe | Connect4]] = {"tictactoe": TicTacToe, "connect4": Connect4}

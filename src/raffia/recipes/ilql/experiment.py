@@ -26,6 +26,7 @@ from raffia.recipes.ilql.evaluation import (
     evaluated,
     find_environment,
     fitness_of,
+    with_env,
     with_estimate,
 )
 from raffia.recipes.ilql.evaluators import (
@@ -42,6 +43,8 @@ from raffia.recipes.ilql.networks import (
     keeps_model,
     making_of,
     refuse_unfit,
+    with_sizes,
+    with_threads,
 )
 from raffia.recipes.members import Members, MembersRole
 from raffia.recipes.run_experiment import RunExperiment
@@ -62,6 +65,22 @@ ROLES = {
     "population": "raffia.recipes.ilql.experiment:make_members",
 }
 MAKE_LEARNER = "raffia.recipes.ilql.experiment:make_learner"  # of another process
+
+
+def settled(
+    config: ILQLRun,
+    like: ILQLRun | None = None,
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+    make_env: str | MakeLanguageEnv | None = None,
+) -> ILQLRun:
+    """The config with what it leaves open, as `Algorithm.settled`: sizes, threads, environment.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> settled(ILQL_PRESETS["wordle"]).num_threads
+    1
+    """
+    return with_threads(with_sizes(with_env(config, make_env), tell, like))
 
 
 class ILQLExperiment(RunExperiment):

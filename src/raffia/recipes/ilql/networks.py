@@ -341,15 +341,32 @@ class Stoppable:
 LARGE = 10_000_000  # parameters of the layers, from which on more threads pay
 
 
-def with_sizes(config: ILQLRun, tell: Callable[[str], None] = lambda line: None) -> ILQLRun:
+def with_sizes(
+    config: ILQLRun, tell: Callable[[str], None] = lambda line: None, like: ILQLRun | None = None
+) -> ILQLRun:
     """The config with the sizes of the trunk as the language model's folder and the tokens require.
 
+    `train` calls it.
     tell: gets a line each few seconds while a tokenizer is made from files.
+    like: has the sizes already, of the same model and tokens, so that nothing is read.
 
     >>> with_sizes(ILQLRun()).model.trunk.vocab_size
     274
     """
     trunk, lora, least = config.model.trunk, config.lora, 0
+    if like is not None:
+        fixed = like.model.trunk if config.language_model else trunk
+        trunk = replace(
+            fixed,
+            vocab_size=like.model.trunk.vocab_size,
+            dropout=trunk.dropout,
+            gradient_checkpointing=trunk.gradient_checkpointing,
+        )
+        if lora.rank and lora.learn_embeddings is None:
+            lora = replace(lora, learn_embeddings=like.lora.learn_embeddings)
+        if os.path.abspath(config.language_model) == os.path.abspath(like.language_model):
+            config = replace(config, language_model=like.language_model)
+        return replace(config, model=replace(config.model, trunk=trunk), lora=lora)
     if config.language_model:
         config = replace(config, language_model=os.path.abspath(config.language_model))
         shape = shape_of(config)
@@ -398,9 +415,4 @@ def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
         raise RunError(
             f"model.trunk.block_size={trunk.block_size} is too short for a game: set it to "
             f"{longest_game(config.wordle)} or more"
-        )
-    if config.lora.rank and config.lora.learn_embeddings is None:
-        raise RunError(
-            "lora.learn_embeddings is not set: set it to True or False, or use "
-            "`raffia.recipes.ilql.with_sizes(config)`, which checks whether tokens were added"
         )
