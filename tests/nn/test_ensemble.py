@@ -1,6 +1,7 @@
 """EnsembleModule: copies of a keyed module with separate parameters, run as one by vmap."""
 
 import copy
+import time
 import warnings
 from unittest.mock import Mock
 
@@ -250,6 +251,26 @@ def test_probabilistic_modules_draw_independently():
     with set_interaction_type("random"):
         action = head(loc=torch.zeros(B, A), scale=torch.ones(B, A))[0]
     assert action.unique().numel() == N * B * A
+
+
+class Slow(nn.Linear):
+    """Lets other threads run before it reads its weights."""
+
+    def forward(self, x):
+        time.sleep(0.002)
+        return super().forward(x)
+
+
+def test_threads_do_not_see_each_other_s_parameters(in_threads):
+    module, td = keyed(Slow(T, A)), inputs()
+    ensembles = [Ensemble(module, num_copies=N) for _ in range(8)]  # which one module serves
+    expected = [ensemble(td)["y"] for ensemble in ensembles]
+
+    def work(i):
+        for _ in range(3):
+            assert_close(ensembles[i](td)["y"], expected[i])
+
+    in_threads(work)
 
 
 # --- reset --------------------------------------------------------------------------------------

@@ -4,7 +4,14 @@ import threading
 
 import pytest
 
-from raffia.nn import InteractionType, interaction_type, set_interaction_type
+from raffia.nn import (
+    InteractionType,
+    composite_lp_aggregate,
+    interaction_type,
+    set_composite_lp_aggregate,
+    set_interaction_type,
+)
+from raffia.nn.log_prob_keys import LogProbKeys
 from raffia.nn.modes import Setting
 
 
@@ -117,3 +124,11 @@ def test_overrides_that_are_undone_in_another_order():
     first()
     second()
     assert setting.get() == 1
+
+
+def test_a_module_that_sums_itself_asks_for_parts_in_its_thread_alone():
+    with set_composite_lp_aggregate(True):
+        keys = LogProbKeys(["action"], None)
+        assert not keys.in_parts(composite_lp_aggregate)
+        assert keys.in_parts(in_another_thread, composite_lp_aggregate)
+        assert composite_lp_aggregate()

@@ -15,19 +15,29 @@ from typing import Any
 
 import torch
 
+
+def lock_of_threads() -> Any:
+    """A lock that its thread may take again, and that is free in a forked child, unless the thread
+    that forked holds it.
+
+    >>> with (lock := lock_of_threads()), lock:
+    ...     pass
+    """
+    lock: Any = threading.RLock()
+
+    def free_in_child() -> None:
+        if lock.acquire(blocking=False):  # free, or held by the thread that forked
+            lock.release()
+        else:  # another thread held it, which the child does not have
+            lock._at_fork_reinit()
+
+    if hasattr(os, "register_at_fork"):  # Windows cannot fork
+        os.register_at_fork(after_in_child=free_in_child)
+    return lock
+
+
 # Held by who sets the state of torch's global generator for a while.
-GLOBAL_DRAWS: Any = threading.RLock()
-
-
-def _free_in_child() -> None:
-    if GLOBAL_DRAWS.acquire(blocking=False):  # free, or held by the thread that forked
-        GLOBAL_DRAWS.release()
-    else:  # another thread held it, which the child does not have
-        GLOBAL_DRAWS._at_fork_reinit()
-
-
-if hasattr(os, "register_at_fork"):  # Windows cannot fork
-    os.register_at_fork(after_in_child=_free_in_child)
+GLOBAL_DRAWS = lock_of_threads()
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self, overload
 
 import torch
@@ -13,6 +14,7 @@ from torch._functorch.predispatch import lazy_load_decompositions
 from torch._functorch.vmap import vmap_increment_nesting
 from torch.nn.parameter import is_lazy
 
+from raffia.functional.seeds import lock_of_threads
 from raffia.hints import check_range
 from raffia.nn.base import TensorDictModuleBase, reset_layers, shown
 from raffia.nn.dispatch import dispatch
@@ -24,6 +26,9 @@ from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pytrees import flatten, unflatten
 from raffia.tensordict.tensordict import TensorDict
 
+# Held while a module that ensembles are made of has the parameters of one of them.
+_LENT = lock_of_threads()
+
 
 class EnsembleModule(TensorDictModuleBase):
     """Copies of a keyed module that run as one, by `torch.vmap`; each has separate parameters.
@@ -34,7 +39,8 @@ class EnsembleModule(TensorDictModuleBase):
     in is left as it is. The copies draw random numbers (dropout, samples) independently.
 
     module: the keyed module. It lends its code and its `train()` mode only: its own parameters are
-        neither used nor changed, and are not parameters of the ensemble.
+        neither used nor changed, and are not parameters of the ensemble. Threads that call it take
+        turns.
     num_copies: how many copies.
     expand_input: True gives all copies the same input; False gives copy `i` row `i` of it, such as
         the output of an ensemble before this one.
@@ -104,7 +110,8 @@ class EnsembleModule(TensorDictModuleBase):
                 outputs, form = _opened(module(mine.copy()))
             return tuple(outputs)
 
-        outputs = _mapped(member, self.num_copies, [*leaves, *rows[0]])
+        with nullcontext() if torch.compiler.is_compiling() else _LENT:
+            outputs = _mapped(member, self.num_copies, [*leaves, *rows[0]])
         return _closed(outputs, form)
 
     def _check_rows(self, tensordict: Any) -> None:

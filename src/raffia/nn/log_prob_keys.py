@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from raffia.nn.base import listed
 from raffia.nn.distributions.composite import suffixed
@@ -78,8 +79,11 @@ class LogProbKeys:
         """The result of a composite distribution while it does not sum log-probabilities."""
         if not self.summed:
             return ask(*args)
-        with set_composite_lp_aggregate(False):
+        undo = _AGGREGATE.put(False, not is_compiling())  # for this thread only
+        try:
             return ask(*args)
+        finally:
+            undo()
 
     def with_keys(self, scores: Any, tensordict: Node) -> Node | Tensor:
         """Several log-probabilities under the keys that were asked for, or their sum.

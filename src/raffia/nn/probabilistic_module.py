@@ -218,9 +218,10 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         if not self.cache_dist or is_compiling() or not all(map(_counts_writes, values)):
             return self._made(values, tensordict)
         made_of = [torch.is_grad_enabled(), *[(id(value), value._version) for value in values]]
-        if self._last is None or self._last[0] != made_of:
-            self._last = made_of, self._made(values, tensordict), values
-        return self._last[1]
+        last = self._last  # which another thread may replace meanwhile
+        if last is None or last[0] != made_of:
+            last = self._last = made_of, self._made(values, tensordict), values
+        return last[1]
 
     def _made(self, values: list[Any], tensordict: Any) -> Distribution:
         make, constants = self.distribution_class, self.distribution_kwargs
