@@ -294,10 +294,13 @@ CHAINED = {
     },
     "update_ some": (lambda td: td.update_(INTO, keys_to_update=["a"]), {"a": WIDE}),
     "update_at_": (lambda td: td.update_at_(ROW, 1), {"a": at("a", -1, 1), C: at(C, -1, 1)}),
-    "update_at_ a column": (
-        lambda td: td.update_at_({"a": -torch.ones(B, A)}, (slice(None), 0)),
-        {"a": at("a", -1, (slice(None), 0))},
-    ),
+    **{
+        f"update_at_ a column {i}": (
+            lambda td, i=i: td.update_at_({"a": -torch.ones(B, A)}, i),
+            {"a": at("a", -1, (slice(None), 0))},
+        )
+        for i in ((slice(None), 0), (..., 0))
+    },
     "del_": (lambda td: td.del_(("b", ("d", "e"))), {E: None}),
     "clear": (lambda td: td.clear(), dict.fromkeys(LEAVES)),
     "fill_": (lambda td: td.fill_("a", 1).fill_("b", 3.0), {"a": WIDE, C: ONE * 3, E: OLD[E] * 3}),

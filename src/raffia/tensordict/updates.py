@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.entries import contains, get, holder, write
+from raffia.tensordict.index import normalise
 from raffia.tensordict.keys import NestedKey, raise_missing, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Container, Node, Source
@@ -348,6 +349,8 @@ def update_at_(
     >>> td.update_at_({"a": torch.ones(2)}, slice(1, 3))["a"]
     tensor([0., 1., 1.])
     """
+    if idx is Ellipsis or type(idx) is tuple and any([part is Ellipsis for part in idx]):
+        idx = normalise(idx, td._batch_size)  # as entries have more dimensions
     source = restricted(merged(input_dict_or_td, {}), keys_to_update)
     into: list[Tensor] = []
     given: list[Tensor] = []
