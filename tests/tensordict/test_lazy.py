@@ -389,8 +389,21 @@ def test_dense_if_possible():
     td = maybe_dense_stack(nested)
     assert is_lazy(td["n"], 0)
     assert [x.shape for x in td["n"].get("x", as_list=True)] == [(3, 2), (3, 4)]
-    td = ragged().densify(layout=torch.jagged)
+    td = ragged().select("a", "h").densify(layout=torch.jagged)
     assert type(td) is TensorDict and td["h"].is_nested and not td["a"].is_nested
+    rows = [{"h": torch.ones(3, 2), "s": "x", "n": {"k": torch.ones(1)}}, {}]  # 1 has no entries
+    td = lazy_stack([TensorDict(row) for row in rows]).densify(torch.jagged).to_padded_tensor(-1.0)
+    assert td["h"].tolist() == [[[1.0, 1.0]] * 3, [[-1.0, -1.0]] * 3] and td["s"] == ["x", None]
+    assert td["n", "k"].tolist() == [[1.0], [-1.0]] and sound(td)
+    with pytest.raises(RuntimeError, match="only some members have the entry 'h'"):
+        lazy_stack([TensorDict(h=1), TensorDict()]).densify()
+    td = lazy_stack([TensorDict(a=torch.ones(2, i), batch_size=[2]) for i in (3, 4)], 1)
+    with pytest.raises(NotImplementedError, match=r"td.transpose\(0, 1\).densify"):
+        td.densify()
+    assert [row.shape for row in td.transpose(0, 1).densify(torch.jagged)["a"].unbind()] == [
+        (2, 3),
+        (2, 4),
+    ]
 
 
 # -------------------------------------------------------------------------- ragged members

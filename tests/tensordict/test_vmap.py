@@ -9,7 +9,8 @@ from torch import nn, vmap
 from torch.func import grad, grad_and_value, jacrev, jvp, vjp
 from torch.testing import assert_close
 
-from raffia import TensorDict, is_tensor_collection, lazy_stack
+from raffia import TensorClass, TensorDict, is_tensor_collection, lazy_stack
+from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import each, leaves
 
 B, T, A, N = 2, 3, 5, 4
@@ -78,6 +79,23 @@ def test_arguments_and_results():
     assert vmap(lambda x: x + 1)(named).names == [None, "t"]
     assert vmap(lambda x: x + 1, out_dims=1)(named).names == ["t", None]
     same(vmap(lambda x: x + 1, chunk_size=1)(make(lock=True)), make() + 1)
+
+
+class Note(TensorClass):
+    text: str | None
+    x: torch.Tensor | None = None
+
+
+def test_nested_containers_without_tensors():
+    no_entries = lazy_stack([TensorDict({}, [T])] * B)
+    for node in (Note("hi", batch_size=[B, T]), no_entries, lazy_stack([no_entries] * T, 1)):
+        seen = []
+        td = make().set("w", node)
+        result = vmap(lambda td, seen=seen: (seen.append(td.get("w").batch_size), td.clone())[1])(
+            td
+        )
+        assert seen == [(T, *node.batch_size[2:])] and result.batch_size == (B, T)
+        assert result.get("w").batch_size == node.batch_size and sound(result)
 
 
 # operations within the function, and their result on the whole container

@@ -568,22 +568,55 @@ class LazyStackedTensorDict(LazyWrites):
     def densify(self, layout: torch.layout = torch.strided) -> TensorDict:  # type: ignore[override]
         """The dense container; entries of different shape become nested tensors of this layout.
 
+        An entry that only some members have has no rows, or is None, in the others.
+
         >>> td = lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
         >>> td.densify(layout=torch.jagged)["a"].is_nested
         True
         """
         out: Entries = {}
-        for name, value in self._peek().items():
+        whole = self._with_all_entries()
+        for name, value in whole._peek().items():
             if isinstance(value, Node):
                 out[name] = value if value._is_data() else value.densify(layout)
                 continue
             try:
-                out[name] = self._get_str(name)
+                out[name] = whole._get_str(name)
             except RuntimeError:
-                out[name] = self._get_lazy(name, as_nested_tensor=True, layout=layout)
+                if self.stack_dim:
+                    raise NotImplementedError(
+                        f"densify: {name!r} has different shapes in the members, and a nested "
+                        "tensor has these along its first dimension, but they are stacked along "
+                        f"dim {self.stack_dim}: td.transpose(0, {self.stack_dim}).densify()"
+                    ) from None
+                out[name] = whole._get_lazy(name, as_nested_tensor=True, layout=layout)
         return dim_names.passed_on(
             TensorDict._make(out, self._batch_size, self._device, self._names)
         )
+
+    def _with_all_entries(self) -> Any:
+        """The stack of members that have all entries of all: those that they lack have no rows."""
+        names = {name for exclusive in self._exclusive() for name in exclusive}
+        if not names:
+            return self
+        members, ndim = [td.copy() for td in self.tensordicts], len(self._batch_size) - 1
+        for name in sorted(names):
+            there = next(v for td in members if (v := td._peek_str(name)) is not None)
+            if isinstance(there, Node):
+                data = there._is_data()
+                lacking = kinds.NonTensorData(None, there._batch_size) if data else there.empty()
+            elif there.dim() > ndim:
+                lacking = there.new_empty([*there.shape[:ndim], 0, *there.shape[ndim + 1 :]])
+            else:
+                raise RuntimeError(
+                    f"densify: only some members have the entry {name!r}, and it has no dimension "
+                    "that could be empty in the others: set it in all, or leave it out with "
+                    f"td.exclude({name!r})"
+                )
+            for td in members:
+                if td._peek_str(name) is None:
+                    td._set_str(name, lacking)
+        return self._of(members, self.stack_dim)
 
     def _cut(self, lengths: list[int], dim: int) -> tuple[Any, ...]:
         """Consecutive pieces along `dim`: along the stack dimension, lazy stacks of members."""

@@ -27,7 +27,7 @@ from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lock import _lock as lock
 from raffia.tensordict.lock import lock_made
-from raffia.tensordict.node import Names, Node, hold
+from raffia.tensordict.node import Names, Node, has_tensors, hold
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.stack import maybe_dense_stack
@@ -107,7 +107,7 @@ def _shows_vmap_dim(value: Any) -> bool:
 
 
 def _has_dims(value: Any) -> bool:
-    return not value._is_data() if isinstance(value, Node) else isinstance(value, Tensor)
+    return has_tensors(value) if isinstance(value, Node) else isinstance(value, Tensor)
 
 
 def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
@@ -278,7 +278,8 @@ def _unflatten(change: Change, spec: Spec, ndim: int, size: torch.Size | None) -
             value = _unbatched(key, value, ~before, batch_size)
             nodes.append(value)
         elif value.__class__ is not Tensor and isinstance(value, Node):
-            if value._is_data() and batch_size != old and len(value._batch_size) == before:
+            same = batch_size == old or len(value._batch_size) != before
+            if not same and not has_tensors(value):
                 value = resized(value, old, batch_size, change.taken)
             hold(value)
             nodes.append(getattr(value, "_td", value))

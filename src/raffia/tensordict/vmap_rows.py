@@ -29,7 +29,7 @@ def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
 
 
 def resized(node: Any, old: torch.Size, size: torch.Size, taken: int | None) -> Node:
-    """A non-tensor entry of a container whose batch size was `old` and is `size`.
+    """An entry without tensors of a container whose batch size was `old` and is `size`.
 
     taken: which dimension `torch.vmap` took away, where that is known.
     Values of single rows are hidden from the one row that `torch.vmap` runs its function on: there
@@ -37,6 +37,9 @@ def resized(node: Any, old: torch.Size, size: torch.Size, taken: int | None) -> 
     and which that was; None where that is unknown, as within `torch.compile`.
     """
     extra = node._batch_size[len(old) :]
+    if not node._is_data():
+        below = {key: resized(one, old, size, taken) for key, one in node._entries().items()}
+        return node._new(below, size + extra)
     at = changed_dims(old, size)
     if not _has_rows(node) or not at:
         return node._new({}, size + extra)
