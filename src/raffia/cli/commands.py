@@ -30,7 +30,7 @@ GROUPS = {
     },
     "runs": {
         "report": "write one HTML page about one or more runs",
-        "list": "list presets, environments, and the runs below ./runs",
+        "list": "list presets, environments and runs",
     },
     "checks": {
         "check-env": "check an environment against the contract, point by point",

@@ -51,7 +51,9 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
     }
     folder = {
         **FOLDER,
-        "tokenizer": "the tokenizer, and the data files as tokens",
+        "tokenizer": "the tokenizer",
+        "tokens": "the data files as tokens",
+        "dialogues": "dialogues of the evaluations, for the report",
         "language_model": "with --model: what checkpoints leave out of the model",
     }
     examples = (

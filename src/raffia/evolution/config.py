@@ -151,7 +151,8 @@ class MutationConfig:
         if self.hyper > 0 and not self.hyper_ranges:
             raise ValueError(
                 "hyper-parameters should be mutated, but none has a range: pass "
-                'hyper_ranges={"learning_rate": HyperRange(1e-5, 1e-2)}, or hyper=0'
+                'hyper_ranges={"learning_rate": HyperRange(1e-5, 1e-2)} (to a run: '
+                'population.ranges=("learning_rate=1e-5..1e-2",)), or hyper=0'
             )
         if self.architecture > 0 and (not self.nodes or min(self.nodes) < 1):
             raise ValueError(f"nodes={self.nodes} must be numbers of nodes, each at least 1")

@@ -186,11 +186,13 @@ class SearchConfig(Checked):
     # MuZero's search (PUCT), or Gumbel MuZero's (sequential halving).
     policy: Literal["muzero", "gumbel"] = "muzero"
     num_simulations: PositiveInt = 50  # simulations of each search
-    dirichlet_alpha: PositiveFloat = 0.3  # concentration of the Dirichlet noise in the root's prior
-    dirichlet_fraction: Fraction = 0.25  # fraction of noise in the root's prior; 0 when evaluating
-    max_considered: PositiveInt = 16  # actions tried at the root by the gumbel policy
+    # Muzero: concentration of the Dirichlet noise in the root's prior.
+    dirichlet_alpha: PositiveFloat = 0.3
+    # Muzero: fraction of noise in the root's prior; 0 when evaluating.
+    dirichlet_fraction: Fraction = 0.25
+    max_considered: PositiveInt = 16  # Gumbel: actions tried at the root
     num_sampled_actions: PositiveInt = 20  # continuous actions tried at each node
-    # Temperatures T of action ~ visits^(1/T).
+    # Muzero: temperatures T of action ~ visits^(1/T).
     temperatures: tuple[NonNegativeFloat, ...] = (1.0, 0.5, 0.25)
     # Fractions of training at which each of the temperatures begins.
     temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)
