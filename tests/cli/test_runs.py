@@ -123,8 +123,11 @@ train ilql => pass --preset NAME, --data FILE or --config FILE | --preset wordle
 train ilql --preset wordl => did you mean wordle? | raffia train ilql --preset wordle
 train ilql --preset => --preset needs a value | raffia train ilql --help
 train ilql --preset wordle --loss.tau 2 => tau=2.0 must be in 0..1
-train ilql --preset dialogue --model gpt --model.trunk.n_layer=3 => --model.trunk.n_layer: the sizes
-    are those of the model in gpt
+train ilql --preset dialogue --language_model gpt --model.trunk.n_layer=3 =>
+    --model.trunk.n_layer: the sizes are those of the model in gpt
+train ilql --preset wordle --model.trunk.vocab_size 7 => it follows from the tokens; leave it out
+train ilql --preset language-model --data a.jsonl => starts from a language model: give its folder
+    | raffia train ilql --preset language-model --data a.jsonl --language_model FOLDER
 trian efficientzero => there is no command 'trian'; did you mean train? | raffia --help
 list preset => presets
 demo --sed 3 => --seed

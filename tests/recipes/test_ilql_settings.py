@@ -132,15 +132,15 @@ WRONG = {  # wrong arguments, and the error message
     "ids.jsonl --data.tokenizer characters_": r"line 1: token 1 of the row is 99, .*, 0\.\.19",
     "ids.jsonl": "so their tokenizer must be given: --data.tokenizer FOLDER",
     "long.jsonl --model.trunk.block_size 24": "it has 69 tokens, more .* 24.*--data.max_len, ",
-    "long.jsonl --model gpt2": "it has 36 tokens, more than the 24 of the context",
+    "long.jsonl --language_model gpt2": "it has 36 tokens, more than the 24 of the context",
     "chats.jsonl --model.trunk.block_size 24 --data.max_len 30": "max_len=30 exceeds .* of 24 t",
     "rewards.jsonl": "line 1, 'rewards': there are 1 .* 2 utterances.*--data.malformed skip lea",
     "chats.jsonl --data.tokenizer gpt2": r"has no token <\|pad\|>.*--data.add_special_tokens",
-    "chats.jsonl --model gone": "no folder /.*holds config.json and model",
-    "chats.jsonl --model empty": "has no config.json.*copy it there",
-    "chats.jsonl --model bare": "has no model.safetensors.*copy it there",
-    "chats.jsonl --model mute": "the folder has no tokenizer.json. With transformers",
-    "chats.jsonl --model torn": r"no tensor 'h.2\..*belong to different models",
+    "chats.jsonl --language_model gone": "no folder /.*holds config.json and model",
+    "chats.jsonl --language_model empty": "has no config.json.*copy it there",
+    "chats.jsonl --language_model bare": "has no model.safetensors.*copy it there",
+    "chats.jsonl --language_model mute": "the folder has no tokenizer.json. With transformers",
+    "chats.jsonl --language_model torn": r"no tensor 'h.2\..*belong to different models",
     "chats.jsonl --data.tokenizer gone": "does not exist: give the folder of a tokenizer",
     "one.jsonl": "1 row cannot be split.*give 2 or more",
     "unpaid.jsonl": "none of the 3 .* a reward other than 0.*--data.columns score=reward",
@@ -163,7 +163,7 @@ def test_errors_name_the_fix(here, capsys):
     write_model(here / "gpt2", "gpt2")
     break_models(here)
     for args, message in WRONG.items():
-        sizes = "" if "--model " in args else TRUNK
+        sizes = "" if "--language_model " in args else TRUNK
         command = f"train ilql --data {args} {sizes} --num_updates 1 --batch_size 2"
         assert main(command.split()) in (1, 2), args
         error = " ".join(capsys.readouterr().err.split())

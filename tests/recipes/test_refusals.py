@@ -149,7 +149,7 @@ CHANGES = [  # a run, the error, and settings that it can't be combined with
     (DIALOGUE, "this agent learns none: set decode.include_adv=False",
      {"loss": ILQLLossConfig(v_weight=0, q_weight=0, cql_weight=0)}),
     (DIALOGUE, "cannot be divided into num_micro_batches=3", {"num_micro_batches": 3}),
-    (DIALOGUE, r"lora.rank=4 needs an existing .* --model FOLDER", {"lora": LoRAConfig(rank=4)}),
+    (DIALOGUE, r"rank=4 needs an .* --language_model FOLDER", {"lora": LoRAConfig(rank=4)}),
     (SMOKE, "without an LSTM .* set loss.lstm_horizon to 1", {"model__lstm_hidden_size": 0}),
     (SMOKE, "is not a multiple of 8: set it to 24",
      {"model__latent_norm": {"latent_norm": "SimNorm", "latent_state_dim": 20}}),

@@ -27,7 +27,7 @@ the folder holds:
                         decodes with them
   README.md             model card: data, training, evaluation
 
-`raffia train ilql --model FOLDER --data FILE` continues training from the folder."""
+`raffia train ilql --language_model FOLDER --data FILE` continues training from the folder."""
 EXAMPLES = [
     "raffia export runs/wordle-0",
     "raffia export runs/chats-0 --out models/chats --checkpoint newest",
@@ -62,7 +62,10 @@ def export(words: Sequence[str]) -> int:
     if done.with_values:
         ways.append(["raffia.recipes.ilql.export.load_exported", "the policy with its values"])
     ways.append(
-        [call("raffia", "train", "ilql", "--model", out, "--data", "FILE"), "train further"]
+        [
+            call("raffia", "train", "ilql", "--language_model", out, "--data", "FILE"),
+            "train further",
+        ]
     )
     print(columns(ways))
     return 0

@@ -34,7 +34,7 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
             "your own dialogues: .jsonl, .json, .jsonl.gz or .parquet; for several files use "
             "--data.files",
         ),
-        "--model": (
+        "--language_model": (
             "FOLDER",
             "start from a causal language model in the Hugging Face format, such as GPT-2 (extra: "
             "hf); with --lora.rank 8 its weights are frozen and a low-rank change is learnt; with "
@@ -59,18 +59,18 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
     examples = (
         "raffia train ilql --preset wordle --seed 1",
         "raffia train ilql --preset wordle --wordle.num_words 48 --loss.tau 0.9",
-        "raffia train ilql --data chats.jsonl --model models/gpt2 --num_updates 20000",
-        "raffia train ilql --data chats.jsonl --model models/qwen --data.chat_template",
+        "raffia train ilql --data chats.jsonl --language_model models/gpt2 --num_updates 20000",
+        "raffia train ilql --data chats.jsonl --language_model models/qwen --data.chat_template",
     )
     note = (
-        "The trunk's vocab_size follows from the tokens; with --model all its sizes follow from "
-        "the model."
+        "The trunk's vocab_size follows from the tokens; with --language_model all sizes follow "
+        "from the model."
     )
     env = ""  # what `given` found
 
     def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, ILQLRun]:
-        """The preset, which --data and --model may imply, with what these flags change."""
-        implied = "language-model" if "--model" in flags else "dialogue"
+        """The preset, which --data and --language_model may imply, with what these flags change."""
+        implied = "language-model" if "--language_model" in flags else "dialogue"
         if "--data" in flags:
             flags = {"--preset": implied, **flags}
         config: ILQLRun
@@ -80,11 +80,13 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
             # A preset's settings of games are not wanted here.
             evaluate = replace(config.evaluate, adv_weights=(), target_return=None)
             config = replace(config, task="data", data=data, evaluate=evaluate)
-        if "--model" in flags:
-            config = replace(config, language_model=flags["--model"])
+        if "--language_model" in flags:
+            config = replace(config, language_model=flags["--language_model"])
             if config.data == DialogueDataConfig(files=config.data.files):
                 # The model's own tokens, where nothing else is set.
-                data = replace(config.data, tokenizer=flags["--model"], add_special_tokens=True)
+                data = replace(
+                    config.data, tokenizer=flags["--language_model"], add_special_tokens=True
+                )
                 config = replace(config, data=data)
         return preset, self.given(config, flags)
 
@@ -113,6 +115,13 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
                 "nothing to train on was given: pass --preset NAME, --data FILE or --config FILE",
                 call("raffia", "train", self.name, "--preset", "wordle", *words),
                 call("raffia", "train", self.name, "--data", "chats.jsonl", *words),
+            )
+        if flags.get("--preset") == "language-model" and not config.language_model:
+            raise UsageError(
+                "the preset language-model starts from a language model: give its folder, or train "
+                "a small model from scratch",
+                call("raffia", "train", self.name, *words, "--language_model", "FOLDER"),
+                call("raffia", "train", self.name, "--preset", "dialogue", "--data", "FILE"),
             )
         own = [flag.partition("=")[0] for flag in _plain(settings) if flag.startswith(TRUNK)]
         fixed = [flag for flag in own if flag.removeprefix(TRUNK).removeprefix("no_") not in FREE]

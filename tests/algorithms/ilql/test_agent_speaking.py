@@ -43,6 +43,8 @@ def test_a_policy_answers_as_generate_does(options):
         pad_token=TOKENIZER.pad_token_id, generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
     assert policy.act(QUESTION) == TOKENIZER.decode(texts.best()[0])
+    for said in ("ab", [{"role": "user", "content": "ab"}]):
+        assert policy.prompt(said) == prompt
     assert agent.get_policy(TOKENIZER).config == agent.config.decode and policy.agent is agent
     dialogues = [Utterances([("abcd"[:n], None)]) for n in (1, 3, 2)]
     with torch.autocast("cpu", torch.bfloat16):
@@ -68,6 +70,7 @@ ENDED, BY_UTTERANCE = Utterances([("a", 0.0)], terminal=True), {"per_token": Fal
 WRONG = [  # a call, and words of its error
     (lambda: ILQL_Policy(small_agent(), character_tokenizer(["abcdef"])), "has 12 tokens, b"),
     (lambda: chat_agent().get_policy(TOKENIZER).act(ENDED), "has ended"),
+    (lambda: chat_agent().get_policy(TOKENIZER).act(["ab"]), "must be .*role"),
     (lambda: chat_agent(**BY_UTTERANCE).get_policy(TOKENIZER).act(QUESTION), "score_utteranc"),
     (lambda: ILQL_Evaluator(Letters, TOKENIZER, num_games=0), "num_games=0"),
     (lambda: TopAdvantageNGrams(0), "n=0"),

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from raffia.algorithms.ilql.policy import ILQL_Policy, ModelAndTarget
+from raffia.algorithms.ilql.policy import ILQL_Policy, ModelAndTarget, Said
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.hints import check_range
 from raffia.lm.data.data_point import DataPoint, TokenReward
-from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.envs.contract import Language_Environment
@@ -135,7 +134,7 @@ class _NotingPolicy(ILQL_Policy):
 
     answers: list[Generations]
 
-    def answer(self, observations: Sequence[Observation]) -> Generations:
+    def answer(self, observations: Sequence[Said]) -> Generations:
         self.answers.append(super().answer(observations))
         return self.answers[-1]
 

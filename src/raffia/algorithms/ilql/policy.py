@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.data.readers.episode import Location
+from raffia.envs.checked import short_repr
 from raffia.lm.data.data_point import DataPoint
-from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.data.dialogue_rows import ROLES, Dialogue, dialogue_of_messages
 from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
+
+Said: TypeAlias = (
+    str | list[dict[str, Any]] | Observation
+)  # a text, messages, or as environments show it
+
+
+def observation_of(said: Said) -> Observation:
+    """An observation of what was said: a text of the other side, or the messages of a chat.
+
+    >>> observation_of("hi").to_sequence()
+    ([('hi', None)], False)
+    >>> observation_of([{"role": "user", "content": "hi"}])
+    Dialogue(sequence=[('hi', None)], terminal=False, roles=('user',))
+    """
+    if isinstance(said, str):
+        return Dialogue([(said, None)], terminal=False)
+    if isinstance(said, list):
+        here = Location(Path("the dialogue"), "act")
+        return dialogue_of_messages(said, here, ROLES)._replace(terminal=False)
+    if not hasattr(said, "to_sequence"):
+        raise TypeError(
+            "a dialogue is a text, a list of messages such as {'role': 'user', 'content': 'hi'}, "
+            f"or an observation with `to_sequence`; not a {type(said).__name__}"
+        )
+    return said
 
 
 class ModelAndTarget(Protocol):
@@ -45,6 +73,8 @@ class ILQL_Policy:
     >>> policy = ILQL_Policy(agent, tokenizer, DecodeConfig(num_beams=2, max_new_tokens=5))
     >>> len(policy.act(WordleObservation())) <= 5
     True
+    >>> policy  # doctest: +ELLIPSIS
+    ILQL_Policy(... parameters, 32 tokens, a context of 64, DecodeConfig(num_beams=2, ...))
     """
 
     def __init__(
@@ -64,15 +94,25 @@ class ILQL_Policy:
         self.agent, self.tokenizer, self.generator = agent, tokenizer, generator
         self.config = DecodeConfig() if config is None else config
 
-    def act(self, observation: Observation) -> str:
-        """The next utterance in a dialogue that has not ended."""
+    def __repr__(self) -> str:
+        num = sum(p.numel() for p in self.agent.model.parameters())
+        return (
+            f"ILQL_Policy({num:,} parameters, {self.tokenizer.num_tokens:,} tokens, a context of "
+            f"{self.block_size:,}, {short_repr(self.config)})"
+        )
+
+    def act(self, observation: Said) -> str:
+        """The next utterance in a dialogue that has not ended: `act("hi")`, or messages of a chat.
+
+        An environment's observation has a `to_sequence`.
+        """
         return self.act_batch([observation])[0]
 
-    def act_batch(self, observations: Sequence[Observation]) -> list[str]:
+    def act_batch(self, observations: Sequence[Said]) -> list[str]:
         """The next utterance in each of the dialogues; quicker than one by one."""
         return self.texts(self.answer(observations))
 
-    def answer(self, observations: Sequence[Observation]) -> Generations:
+    def answer(self, observations: Sequence[Said]) -> Generations:
         """Answer as tokens: all generated ones, with their scores."""
         return generate(
             self.agent.model,
@@ -94,17 +134,18 @@ class ILQL_Policy:
         least = max(1, self.block_size // 4)
         return min(least, self.config.max_new_tokens or least)
 
-    def prompt(self, observation: Observation) -> list[int]:
+    def prompt(self, observation: Said) -> list[int]:
         """The dialogue up to now as tokens, in the form of a data set's rows; see `fit`."""
         return self.fit(observation)[0]
 
-    def fit(self, observation: Observation, room: int = 1) -> tuple[list[int], int]:
+    def fit(self, observation: Said, room: int = 1) -> tuple[list[int], int]:
         """The prompt, and how many utterances were left out because the context has no room.
 
         room: tokens for the answer. Where they are not free, the first utterances are left out, but
             for a system message, until `self.room` are; of a last utterance that is longer than the
             context, the beginning.
         """
+        observation = observation_of(observation)
         whole = self.tokens(observation)
         if len(whole) + room <= self.block_size:
             return whole, 0

@@ -51,8 +51,8 @@ print(tokenizer.decode(answer, skip_special_tokens=True))
 {template}{values}
 ## Further training
 
-`raffia train ilql --model FOLDER --data chats.jsonl` continues training from these weights, with
-the tokens of this folder.
+`raffia train ilql --language_model FOLDER --data chats.jsonl` continues training from these
+weights, with the tokens of this folder.
 """
 BETWEEN_MARKS = """\
 A prompt is the dialogue so far: it begins with `{bos}` if the environment comes first and with

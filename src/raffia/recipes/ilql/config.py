@@ -339,7 +339,7 @@ class ILQLRun(ILQLConfig):
             what = f"lora.rank={lora.rank}" if lora.rank else f"model.trunk.kind={trunk.kind!r}"
             raise ValueError(
                 f"{what} needs an existing language model: give its folder, language_model=FOLDER "
-                "(on the command line --model FOLDER)"
+                "(on the command line --language_model FOLDER)"
             )
         if self.compile and max(trunk.dropout, lora.dropout) > 0:
             raise ValueError(

@@ -141,7 +141,10 @@ _NAMED: dict[str, tuple[ILQLRun, str]] = {
     "wordle-letters": (LETTERS, "200 words in letters, 40 of the secrets held out"),
     "wordle-letters-bc": (method("bc", LETTERS_ALONE), "... by behaviour cloning, for comparison"),
     "dialogue": (DIALOGUE, "your dialogues (--data FILE), from scratch"),
-    "language-model": (LANGUAGE_MODEL, "... starting from a language model (--model FOLDER)"),
+    "language-model": (
+        LANGUAGE_MODEL,
+        "... starting from a model (--language_model FOLDER)",
+    ),
 }
 ILQL_PRESETS: Presets[ILQLRun] = Presets({name: run for name, (run, _) in _NAMED.items()})
 ILQL_SUMMARIES = {name: summary for name, (_, summary) in _NAMED.items()}
