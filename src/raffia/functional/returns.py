@@ -8,6 +8,7 @@ Where two players take turns and each value is that of the player to move, gamma
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from raffia.functional.trees import is_traced
 from raffia.hints import check_range
@@ -42,7 +43,8 @@ def n_step_return(
     value: Tensor,  # [*, T], v(s_{t+1})
     n: Tensor | int,  # int64 [*], at least 1: each sequence has its own horizon
     ends: Tensor | None = None,  # bool [*, T]
-) -> Tensor:  # [*, T]
+    num: int | None = None,  # N: of the first steps alone; None: of all
+) -> Tensor:  # [*, N]
     """The n-step return: n discounted rewards and the bootstrap value behind them.
 
         G_t = r_{t+1} + g_{t+1} r_{t+2} + ... + (g_{t+1}...g_{t+n}) v_{t+n}
@@ -57,20 +59,29 @@ def n_step_return(
     """
     _check_of_each("n", n, reward)
     length = reward.shape[-1]
-    horizon = torch.as_tensor(n, device=reward.device).unsqueeze(-1)
+    horizon = torch.as_tensor(n, device=reward.device)
     if is_traced():
         longest = length  # the numbers cannot be looked at
     else:
         if horizon.numel():
             check_range("n", int(horizon.min()), 1)
-        longest = min(length, int(horizon.max())) if horizon.numel() else 0
-    out = reward + discount * value
-    for k in range(2, longest + 1):  # multiply-adds on whole sequences, no index arithmetic
-        following = torch.cat([out[..., 1:], value[..., -1:]], -1)
-        if ends is not None:
-            following = torch.where(ends, value, following)
-        out = torch.where(horizon >= k, reward + discount * following, out)
-    return out
+        longest = min(length, int(horizon.max())) if horizon.numel() else 1
+    num = length if num is None else min(num, length)
+    if not num:
+        return (reward + discount * value)[..., :0]
+    last = (torch.arange(length, device=reward.device) == length - 1).expand(reward.shape)
+    parts = reward, _like(reward, discount), value, last if ends is None else last | ends
+    ahead = [0, max(0, num + longest - 1 - length)]
+    # Time first: what a step reads lies side by side.
+    rewards, rates, values, stops = (pad(x, ahead).movedim(-1, 0).contiguous() for x in parts)
+    steps = torch.arange(1, longest + 1, device=reward.device).view(-1, *[1] * reward.dim())
+    closes = stops.unfold(0, num, 1)[:longest].movedim(-1, 1).contiguous() | (horizon <= steps)
+    out = values[:num]
+    for k in reversed(range(longest)):  # multiply-adds of all steps, no index arithmetic
+        at = slice(k, k + num)
+        following = torch.where(closes[k], values[at], out)
+        out = rewards[at] + rates[at] * following
+    return out.movedim(0, -1)
 
 
 def lambda_return(

@@ -190,9 +190,9 @@ def value_target(
     if "to_play" in segments.keys():
         turns = segments["to_play"].diff(dim=1) != 0
         factor = torch.where(turns, -factor, factor)
-    target = n_step_return(segments["reward"][:, :-1], factor, values[:, 1:], n, ~acted[:, 1:])
-    ahead = slice(config.loss.unroll_steps + 1)
-    return torch.where(acted[:, ahead], target[:, ahead], 0.0)
+    num, reward = config.loss.unroll_steps + 1, segments["reward"][:, :-1]
+    target = n_step_return(reward, factor, values[:, 1:], n, ~acted[:, 1:], num)
+    return torch.where(acted[:, :num], target, 0.0)
 
 
 def bootstrap_values(
