@@ -1,10 +1,11 @@
-"""Variables of the process's environment that hold within a block."""
+"""The process's environment: variables that hold within a block, and the cores it may use."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -27,3 +28,22 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use: those it is bound to, and no more than its
+    container's quota.
+
+    >>> 1 <= usable_cores() <= os.cpu_count()
+    True
+    """
+    bound = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return bound
+    if quota == "max":
+        return bound
+    return max(1, min(bound, int(quota) // int(period)))

@@ -12,8 +12,9 @@ from raffia.cli.sweep import scores_of
 from raffia.recipes import RunError
 from raffia.recipes.algorithm import find_algorithm
 from raffia.recipes.run_folder import claimed, read_run
+from raffia.recipes.scale_config import EngineConfig
 from raffia.report.folder import find_runs
-from raffia.sweep import Manifest, SweepSession, plan_runs, read_manifest, write_manifest
+from raffia.sweep import Manifest, SweepSession, plan_runs, read_manifest, sweep, write_manifest
 from raffia.sweep.progress import SweepView
 from raffia.train.checkpoint import Checkpoints
 from tests.processes import children, started, wait_for
@@ -289,8 +290,18 @@ def test_the_resume_calls_of_taken_folders_name_the_algorithm(inline, capsys):
 def planned(tmp_path):
     """The folder of a sweep that has not begun."""
     algorithm = find_algorithm(DQN)
-    write_manifest(tmp_path, Manifest.of(algorithm, algorithm.config(), plan_runs([0, 1])))
+    write_manifest(str(tmp_path), Manifest.of(algorithm, algorithm.config(), plan_runs([0, 1])))
     return tmp_path
+
+
+def test_a_sweep_in_one_call(tmp_path):
+    algorithm, folder, here = find_algorithm(DQN), f"{tmp_path}/lr", EngineConfig(name="inline")
+    short = algorithm.config(num_env_steps=240, random_env_steps=100, evaluate_every=120)
+    options = dict(algorithm=algorithm, seeds=[0, 1], grid={"learning_rate": [1e-3]}, engine=here)
+    result = sweep(short, folder, **options)
+    assert (list(result.states.values()), result.failed) == (["finished"] * 2, [])
+    with pytest.raises(RunError, match=f"continue it with `raffia resume {folder} --algorithm"):
+        sweep(short, folder, **options)
 
 
 def test_a_second_process_is_kept_out(planned, capsys):
@@ -306,6 +317,8 @@ def test_a_second_process_is_kept_out(planned, capsys):
 def test_of_two_that_start_in_a_folder_at_once_one_is_refused(planned, monkeypatch, capsys):
     before = (planned / "sweep.json").read_bytes()
     monkeypatch.setattr("raffia.cli.sweep.refuse_taken", lambda *args, **options: None)
-    assert main(sweep_args(planned)) == 2  # the folder was free when it looked
-    assert f"raffia resume {planned} --algorithm {DQN}\n" in capsys.readouterr().err
+    assert main(sweep_args(planned)) == 1  # the folder was free when it looked
+    assert f"raffia resume {planned} --algorithm {DQN}" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
     assert (planned / "sweep.json").read_bytes() == before

@@ -20,6 +20,7 @@ from typing import TextIO
 from raffia._version import __version__
 from raffia.cli.parser import Parser, UsageError
 from raffia.cli.style import call, verdict
+from raffia.environment import usable_cores
 from raffia.hints import plural
 
 ABOUT = """\
@@ -206,25 +207,6 @@ def torch_itself() -> Check:
         fix = f"more threads than cores slow each other down: export OMP_NUM_THREADS={cores}"
         return Check("torch", "note", found, fix)
     return Check("torch", "ok", found)
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may use: those it is bound to, and no more than its
-    container's quota.
-
-    >>> 1 <= usable_cores() <= os.cpu_count()
-    True
-    """
-    bound = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    try:
-        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return bound
-    if quota == "max":
-        return bound
-    return max(1, min(bound, int(quota) // int(period)))
 
 
 def other_work() -> Check:

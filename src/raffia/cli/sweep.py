@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raffia.cli.doctor import usable_cores
 from raffia.cli.parser import UsageError
 from raffia.cli.runs import print_next, refuse_taken, require_device, resume_call
 from raffia.cli.style import call, columns, filled, help_width, printable, section
 from raffia.cli.train import Asked, split_own
-from raffia.files import make_folder
 from raffia.hints import plural
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
     from raffia.cli.algorithm import AlgorithmCommands
-    from raffia.sweep import Manifest, Search, SweepResult
+    from raffia.sweep import Manifest, SweepResult
 
 USAGE = """\
 usage: raffia sweep ALGORITHM (--preset NAME | --config FILE | --data FILE)
@@ -94,32 +91,33 @@ def sweep(words: Sequence[str]) -> int:
     lists, others = _lists(words)
     asked = Asked.of(others, "sweep", FLAGS, _help_text)
     flags = asked.flags
-    from raffia.sweep import plan_runs, read_choices, read_ranges, read_seeds
+    from raffia.sweep import read_choices, read_ranges, read_seeds
 
     seeds = read_seeds(flags.get("--seeds", str(asked.config.seed)))
-    ranges, seed = read_ranges(lists["--ranges"]), _whole(flags, "--sweep_seed", 0)
-    runs, search = [], None
+    ranges, grid = read_ranges(lists["--ranges"]), read_choices(lists["--grid"])
     if "--sweep_seed" in flags and not ranges:
         raise ConfigError("--sweep_seed is the seed of --random N and --optuna N; pass one of them")
-    if "--optuna" in flags:
-        search = _search(flags, lists["--grid"], ranges, seeds, seed)
-    else:
-        choices = read_choices(lists["--grid"])
-        runs = plan_runs(seeds, choices, ranges, _whole(flags, "--random", 0), seed)
     folder = Path(flags.get("--out", HOME / asked.commands.run_name(flags, asked.preset)))
     words = split_own(words, ["--out"], "raffia sweep")[1]
     refuse_taken(folder, "sweep", *words, flag="--out", what="sweep")
-    from raffia.sweep import Manifest
+    from raffia.sweep.api import planned, with_fair_threads
 
     base = asked.algorithm.settled(asked.config, tell=partial(print, flush=True))
     if not any(word.startswith(("--num_threads", "--num-threads")) for word in asked.settings):
         at_once = _whole(flags, "--workers", 0) or flags.get("--devices", "").count(",") + 1
-        part = max(1, usable_cores() // at_once)
-        base = replace(base, num_threads=min(base.num_threads, part))
-    manifest = Manifest.of(asked.algorithm, base, runs, preset=asked.preset, search=search)
+        base = with_fair_threads(base, at_once)
+    manifest = planned(
+        asked.algorithm,
+        base,
+        seeds=seeds,
+        grid=grid,
+        ranges=ranges,
+        num_draws=_whole(flags, "--random", 0),
+        num_trials=_whole(flags, "--optuna", 0) if "--optuna" in flags else None,
+        sweep_seed=_whole(flags, "--sweep_seed", 0),
+        preset=asked.preset,
+    )
     manifest = _where(manifest, flags, asked.algorithm)
-    if search is not None:
-        manifest = _searching(manifest, search, asked.algorithm)
     for device in _devices(manifest, asked.algorithm):
         require_device(device, is_here=manifest.engine.name != "ray")
     return _run(folder, asked.algorithm, manifest, before=None)
@@ -138,34 +136,6 @@ def _help_text(commands: AlgorithmCommands[Any], preset: str) -> str:
     """The text of `raffia sweep NAME --help` above the settings."""
     examples = EXAMPLES.get(commands.name, f"  raffia sweep {commands.name} --seeds 0..4")
     return commands.help_of_sweep(preset, _help_blocks(commands.algorithm.title), examples)
-
-
-def _search(
-    flags: dict[str, str], grid: list[str], ranges: Any, seeds: list[int], seed: int
-) -> Search:
-    """The search that the flags describe; Optuna must be there."""
-    from raffia.sweep.search import Search, require_optuna
-
-    if "--random" in flags or grid:
-        raise ConfigError(
-            "--optuna chooses the values itself and cannot be combined with --random and --grid: "
-            "give choices as ranges, such as --ranges env.frame_stack=1,4"
-        )
-    require_optuna()
-    num = _whole(flags, "--optuna", 0)
-    return Search(num_trials=num, ranges=ranges, seeds=tuple(seeds), seed=seed)
-
-
-def _searching(manifest: Manifest, search: Search, algorithm: Any) -> Manifest:
-    """The manifest with as many open trials as its workers have room for.
-
-    Raises ConfigError for settings at the ends of the ranges that are refused.
-    """
-    from raffia.sweep.search import probes
-
-    manifest.with_runs(probes(search), algorithm)
-    lag = -(-manifest.workers // len(search.seeds))
-    return replace(manifest, search=replace(search, lag=lag))
 
 
 def resume_sweep(folder: Path, words: Sequence[str]) -> int:
@@ -193,33 +163,17 @@ def _run(folder: Path, algorithm: Any, manifest: Manifest, before: Manifest | No
 
     before: the manifest that the folder has; None: it has none.
     """
-    from raffia.recipes.run_folder import claimed
-    from raffia.sweep import (
-        SweepSession,
-        is_sweep,
-        make_sweep_engine,
-        read_manifest,
-        write_manifest,
-    )
+    from raffia.sweep.api import begin
     from raffia.sweep.progress import SweepView
 
-    view = SweepView()
-    engine = make_sweep_engine(manifest, algorithm, view.message)
-    if manifest != before:
-        make_folder(folder)
-        with claimed(folder):  # workers of a sweep that is running read its manifest
-            if (read_manifest(folder) if is_sweep(folder) else None) != before:
-                what = f"{folder} was written to by another process meanwhile"
-                raise UsageError(what, resume_call(folder))
-            write_manifest(folder, manifest)
+    session = begin(folder, algorithm, manifest, SweepView(), before)
     num, where = manifest.workers, manifest.engine.name
     print(
         f"{plural(manifest.num_runs, 'run')} of {algorithm.title} in {folder}, {num} at a time "
         f"({where}); Ctrl-C saves and stops",
         flush=True,
     )
-    result = SweepSession(folder, algorithm, view=view, engine=engine).run()
-    return _print_end(result, manifest)
+    return _print_end(session.run(), manifest)
 
 
 def _print_end(result: SweepResult, manifest: Manifest) -> int:
@@ -263,7 +217,7 @@ def scores_of(folder: Path) -> str:
 def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifest:
     """The manifest with workers, engine and devices as the flags have them."""
     from raffia.recipes.scale_config import EngineConfig
-    from raffia.sweep.session import room_of
+    from raffia.sweep.api import placed
 
     devices = tuple(filter(None, flags.get("--devices", "").split(","))) or manifest.devices
     engine = manifest.engine
@@ -275,13 +229,8 @@ def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifes
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    manifest = replace(manifest, devices=devices, engine=engine)
-    fit = len(devices)
-    if not fit and "--workers" not in flags:
-        fit = room_of(manifest, algorithm, usable_cores())
-    workers = _whole(flags, "--workers", fit, least=1)
-    workers = 1 if engine.name == "inline" else min(workers, manifest.num_runs)
-    return replace(manifest, workers=workers)
+    workers = _whole(flags, "--workers", 1, least=1) if "--workers" in flags else 0
+    return placed(manifest, algorithm, workers=workers, engine=engine, devices=devices)
 
 
 def _devices(manifest: Manifest, algorithm: Any) -> list[str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from raffia.recipes.ilql.presets import ILQL_PRESETS as ILQL_PRESETS
     from raffia.recipes.run_folder import read_run as read_run
     from raffia.recipes.running import Evaluation as Evaluation
+    from raffia.recipes.scale_config import EngineConfig as EngineConfig
     from raffia.train.config import with_settings as with_settings
     from raffia.train.experiment import RunError as RunError
     from raffia.train.session import RunResult as RunResult

@@ -6,6 +6,7 @@ The first line of each file says what it is for; docs/sweep.md is the guide.
 from typing import TYPE_CHECKING
 
 from raffia.lazy import public_names as _public_names
+from raffia.sweep.api import sweep as sweep
 from raffia.sweep.manifest import MANIFEST as MANIFEST
 from raffia.sweep.manifest import Manifest as Manifest
 from raffia.sweep.manifest import is_sweep as is_sweep

@@ -113,7 +113,7 @@ def is_sweep(folder: str | Path) -> bool:
     return (Path(folder) / MANIFEST).is_file()
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: str | Path, manifest: Manifest) -> None:
     """Write the manifest atomically, and make the folder if it does not exist.
 
     >>> import tempfile
@@ -124,8 +124,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     True
     """
     data = {"raffia": __version__, **asdict(manifest)}
-    make_folder(folder)
-    write_atomically(folder / MANIFEST, json.dumps(data, indent=1).encode())
+    make_folder(Path(folder))
+    write_atomically(Path(folder) / MANIFEST, json.dumps(data, indent=1).encode())
 
 
 def read_manifest(folder: str | Path) -> Manifest:
