@@ -12,6 +12,7 @@ from raffia.nn import (
     AddStateIndependentNormalScale,
     NormalParamExtractor,
     OneHotCategorical,
+    TanhNormal,
     TruncatedNormal,
     add_custom_mapping,
     biased_softplus,
@@ -222,6 +223,26 @@ def test_one_hot_gradients():
     dist = OneHotCategorical(masked)
     (grad,) = torch.autograd.grad((dist.rsample((50,)) * torch.arange(3)).sum(), masked)
     assert grad.isfinite().all() and grad[1] == 0 and dist.mode.tolist() == [0, 0, 1]
+
+
+# -- TanhNormal
+
+
+def test_a_tanh_normal_is_a_density_within_its_bounds_whose_own_draws_and_extremes_are_finite():
+    low, high = f64(-2.0, 0.0), f64(1.0, 0.5)
+    dist = TanhNormal(f64(0.3, -1.0), f64(0.7, 0.4), low, high)
+    line = [
+        torch.linspace(a + 1e-6, b - 1e-6, 1501, dtype=F64) for a, b in zip(low, high, strict=True)
+    ]
+    density = dist.log_prob(torch.cartesian_prod(*line)).exp().view(1501, 1501)
+    total = torch.trapezoid(torch.trapezoid(density, line[1]), line[0])
+    assert_close(total, f64(1.0), atol=1e-4, rtol=0)
+    assert_close(dist.deterministic_sample, low + (dist.loc.tanh() + 1) / 2 * (high - low))
+    drawn = TanhNormal(f64(30.0, -30.0), f64(0.1, 0.1)).expand((4,)).rsample()
+    assert bool(dist.log_prob(torch.stack([low, high])).isfinite().all())
+    assert drawn.shape == (4, 2) and bool((drawn.abs() <= 1).all())
+    with pytest.raises(ValueError, match="must be below high"):
+        TanhNormal(f64(0.0, 0.0), f64(1.0, 1.0), low=1.0, high=-1.0)
 
 
 # -- TruncatedNormal

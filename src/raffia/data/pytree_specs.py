@@ -202,6 +202,12 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
     if kind != "namedtuple" or (isinstance(data, tuple) and hasattr(data, "_fields")):
         parts = _parts(dict(zip(_names_in(data), data, strict=True)), batch_dims)
         return PytreeSpec(kind, parts, type(data))
+    if hasattr(data, "batch_size") and hasattr(data, "to_dict") and not isinstance(data, Node):
+        raise StructureMismatch(
+            f"is a {type(data).__name__} of {type(data).__module__.partition('.')[0]}: convert it "
+            "with raffia.TensorDict(td.to_dict(), batch_size=td.batch_size)",
+            TypeError,
+        )
     raise StructureMismatch(
         f"is {_kind(_plain_value(data))}, but a storage holds only tensors: convert it with "
         "torch.as_tensor(...), or leave it out with td.exclude(...)",

@@ -18,6 +18,7 @@ from raffia.nn.distributions import Delta as Delta
 from raffia.nn.distributions import NormalParamExtractor as NormalParamExtractor
 from raffia.nn.distributions import NormalParamWrapper as NormalParamWrapper
 from raffia.nn.distributions import OneHotCategorical as OneHotCategorical
+from raffia.nn.distributions import TanhNormal as TanhNormal
 from raffia.nn.distributions import TruncatedNormal as TruncatedNormal
 from raffia.nn.distributions import add_custom_mapping as add_custom_mapping
 from raffia.nn.distributions import biased_softplus as biased_softplus

@@ -21,6 +21,7 @@ from raffia.nn.distributions.continuous import inv_softplus as inv_softplus
 from raffia.nn.distributions.continuous import mappings as mappings
 from raffia.nn.distributions.discrete import OneHotCategorical as OneHotCategorical
 from raffia.nn.distributions.discrete import rand_one_hot as rand_one_hot
+from raffia.nn.distributions.tanh_normal import TanhNormal as TanhNormal
 from raffia.nn.distributions.truncated import TruncatedNormal as TruncatedNormal
 from raffia.nn.modes import InteractionType as InteractionType
 from raffia.nn.modes import set_interaction_type as set_interaction_type
