@@ -145,7 +145,7 @@ def search(
     discount: float | Tensor = 0.997,  # for all roots, or [B]; the model may give its own
     value_prefix: ValuePrefix | None = None,  # the model's reward is a prefix
     root_value: RootValue = "exclude",  # what the model's value counts in the root's
-    max_depth: int | None = None,  # no node lies deeper
+    max_depth: int | None = None,  # actions of a descent at most
     transpositions: StateKey | None = None,  # embedding [M] -> int64 [M]: share statistics
     keep_embeddings: bool = False,  # tree.embeddings: the container with batch [B, N]
     num_threads: int = 1,  # the roots are divided among them; pays where the model is compiled

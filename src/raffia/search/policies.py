@@ -176,7 +176,8 @@ def sample_visits(
     temperature: float | Tensor = 1.0,  # or [B]
     gumbel: Tensor | None = None,  # [B, A], draws from Gumbel(0, 1); not needed at temperature 0
 ) -> Tensor:
-    """Actions drawn from visits^(1/T) / sum, int64 [B]; at T = 0 the most visited, lowest first.
+    """Actions drawn from visits^(1/T) / sum, int64 [B]; where T is 0 or less the most visited,
+    lowest first.
 
     >>> sample_visits(torch.tensor([[3, 5, 5]]), temperature=0.0)
     tensor([1])

@@ -80,7 +80,8 @@ class PUCT:
     normalize: Normalize = "running"
     # Whether discount * value(root) belongs to the running range, as in LightZero.
     root_in_range: bool = False
-    # The range counts as at least this ("soft" minimum and maximum of EfficientZero).
+    # The range counts as at least this ("soft" minimum and maximum of EfficientZero); that of
+    # "siblings" as at least 1e-8, whatever this is.
     min_range: float = 0.01
     # Equal scores: the lowest action, or the choice of `tie_seed` (int64 [B], one a root).
     ties: Literal["lowest", "random"] = "lowest"
