@@ -160,6 +160,11 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert "target of 475" in page
     assert f"raffia evaluate runs/dqn-3 --episodes 100 --algorithm {REFERENCE}" in page
     assert "--record" not in page and "searched tree" not in page and "simulations / s" not in page
+    assert main(["train", REFERENCE, "--population", "4"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "raffia.evolution.Population" in said and f"raffia sweep {REFERENCE} --seeds 0..3" in said
+    )
     assert main(["play", "runs/dqn-3"]) != 0 and main(["chat", "runs/dqn-3"]) != 0
 
 

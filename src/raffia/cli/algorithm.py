@@ -80,6 +80,14 @@ class AlgorithmCommands(Generic[Config]):
         """
         preset = flags.get("--preset", "")
         config: Any = self.preset(preset, words) if preset else self.algorithm.config()
+        is_asked = any(word.partition("=")[0] == "--population" for word in words)
+        if is_asked and not hasattr(config, "population"):
+            raise UsageError(
+                "--population is for EfficientZero and ILQL, whose environments and data know of "
+                "members. Any learner can be stacked from Python: raffia.evolution.Population, see "
+                "docs/evolution.md. Several seeds train by",
+                call("raffia", "sweep", self.name, "--seeds", "0..3"),
+            )
         if "--population" in flags:
             population = self._population(config.population, flags["--population"])
             config = self.with_population(config, population)

@@ -41,7 +41,7 @@ examples:
   raffia train efficientzero --preset cartpole --seed 1  # into runs/cartpole-1
   raffia train efficientzero --preset cartpole --help    # all settings
   raffia train ilql --preset wordle                      # into runs/wordle-0
-  raffia train ilql --data chats.jsonl --language_model gpt2      # fine-tunes gpt2
+  raffia train ilql --data chats.jsonl --language_model gpt2  # fine-tunes gpt2
 
 `raffia list presets` lists all presets."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
@@ -33,6 +33,10 @@ class PopulationConfig(Checked):
 
     >>> PopulationConfig(size=8, ranges=("tau=0.5..0.95",)).hyper_ranges()["tau"].high
     0.95
+    >>> PopulationConfig(size=8, ranges={"tau": (0.5, 0.95)})
+    Traceback (most recent call last):
+    ...
+    ValueError: ranges={'tau': (0.5, 0.95)} must be texts: ranges=('learning_rate=1e-4..1e-2',)
     """
 
     size: PositiveInt = 1  # number of members; 1: a single agent without selection
@@ -68,6 +72,10 @@ class PopulationConfig(Checked):
     workers: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.ranges, Mapping):
+            raise ValueError(
+                f"ranges={self.ranges} must be texts: ranges=('learning_rate=1e-4..1e-2',)"
+            )
         super().__post_init__()
         if self.workers and (self.size == 1 or self.size % self.workers):
             raise ValueError(
