@@ -1,17 +1,24 @@
 """The API reference as web pages, one for each package: python scripts/api.py FOLDER
 
-pdoc, which the extra `dev` installs, writes them from signatures and docstrings.
+pdoc, which the extra `dev` installs, writes them from signatures and docstrings, and from the
+comments at arguments and fields.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import inspect
+import io
 import pkgutil
 import re
+import textwrap
+import tokenize
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pdoc
 import pdoc.render
@@ -34,6 +41,61 @@ def packages() -> list[str]:
         if is_package and not LEFT_OUT.fullmatch(name):
             found += [name] if getattr(importlib.import_module(name), "__all__", None) else []
     return found
+
+
+def comments_at(source: str) -> dict[str, str]:
+    """The comments at the arguments of a function, or at the fields of a class, by name.
+
+    >>> comments_at("def f(\\n    x: int,  # [N]\\n    # in seconds\\n    y: float = 1.0,\\n): ...")
+    {'x': '[N]', 'y': 'in seconds'}
+    """
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    own, behind = dict[int, str](), dict[int, str]()  # by the number of the line
+    for token in tokens:
+        if token.type == tokenize.COMMENT:
+            alone = not token.line[: token.start[1]].strip()
+            (own if alone else behind)[token.start[0]] = token.string.lstrip("# ")
+    found = {}
+    for name, first, last in _places(ast.parse(source).body[0]):
+        above = []
+        while first - 1 in own:
+            first -= 1
+            above.insert(0, own[first])
+        found[name] = " ".join([*above, *([behind[last]] if last in behind else [])])
+    return {name: text for name, text in found.items() if text and "noqa" not in text}
+
+
+def _places(node: ast.stmt) -> Iterator[tuple[str, int, int]]:
+    """The name, the first and the last line of each argument or field."""
+    if isinstance(node, ast.ClassDef):
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                yield field.target.id, field.lineno, field.end_lineno or field.lineno
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        given = node.args
+        plain = [*given.posonlyargs, *given.args]
+        defaults = [None] * (len(plain) - len(given.defaults)) + [*given.defaults]
+        for arg, default in [
+            *zip(plain, defaults, strict=True),
+            *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+        ]:
+            yield arg.arg, arg.lineno, (default or arg).end_lineno or arg.lineno
+        for arg in [given.vararg, given.kwarg]:
+            if arg is not None:
+                yield arg.arg, arg.lineno, arg.end_lineno or arg.lineno
+
+
+def add_comments(thing: Any) -> None:
+    """Put the comments at a function's or class's arguments and fields into its docstring."""
+    try:
+        comments = comments_at(textwrap.dedent(inspect.getsource(thing)))
+    except (OSError, SyntaxError, TypeError):  # made by a program, or not of Python
+        return
+    text = inspect.getdoc(thing) or ""
+    lines = [f"{name}: {comment}" for name, comment in comments.items() if f"{name}:" not in text]
+    if lines:
+        first, _, rest = text.partition("\n\n")
+        thing.__doc__ = "\n\n".join(part for part in (first, "\n".join(lines), rest) if part)
 
 
 def with_lists(text: str) -> str:
@@ -80,6 +142,13 @@ def main(words: Sequence[str] | None = None) -> None:
     filtered.jinja_pass_arg = to_markdown.jinja_pass_arg  # type: ignore[attr-defined]
     pdoc.render.env.filters["to_markdown"] = filtered
     warnings.simplefilter("ignore", UserWarning)  # of annotations that need no evaluation
+    for name in packages():
+        module = importlib.import_module(name)
+        for thing in [getattr(module, public) for public in module.__all__]:
+            methods = vars(thing).values() if inspect.isclass(thing) else ()
+            for one in (thing, *methods):
+                if inspect.isfunction(one) or inspect.isclass(one):
+                    add_comments(one)
     pdoc.pdoc(*packages(), output_directory=folder)
     print(f"wrote {folder / 'index.html'}")
 
