@@ -120,3 +120,34 @@ def imported(reference: Any, *, here: bool = False) -> Any:
         del sys.modules[module]
         raise
     return getattr(found, name)
+
+
+def named(reference: str, what: str) -> Any:
+    """Import an object by the reference that the user gave, also from a file or a module of the
+    current folder.
+
+    The code of the object runs: only a reference that the user vouches for may be given.
+
+    what: the kind of object, such as "a raffia.recipes.Algorithm"; for the error.
+    Raises ImportError if it cannot be imported.
+
+    >>> named("math:tau", "a number")
+    6.283185307179586
+    """
+    try:
+        return imported(reference, here=True)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise ImportError(
+            f"{reference} cannot be imported: {error}. It must be package.module:name or "
+            f"path/file.py:name, and name {what}"
+        ) from error
+
+
+def absolute(reference: str) -> str:
+    """The reference with the whole path of its file: other processes may run in another folder.
+
+    >>> absolute("math:tau"), absolute("/a/b/../own.py:tau")
+    ('math:tau', '/a/own.py:tau')
+    """
+    file, _, name = reference.rpartition(":")
+    return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else reference

@@ -16,6 +16,7 @@ from raffia.cli import main
 from raffia.recipes.efficientzero.config import MAY_CHANGE, EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql.presets import ILQL_PRESETS
+from raffia.recipes.run_folder import algorithm_of
 from raffia.report.folder import MANIFEST, summarise
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import from_json, setting_names, to_json
@@ -27,6 +28,7 @@ def make_run(folder, *, config=None, preset="cartpole", rows=(), **versions):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     data = to_json(config or POLE) | {"run": {"preset": preset, "torch": "2", **versions}}
+    data["run"]["algorithm"] = algorithm_of(config or POLE).name
     (folder / "config.json").write_text(json.dumps(data))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -178,7 +180,7 @@ evaluate runs/cartpole-0 --opponent random => is for two-player games, but runs
 evaluate runs/cartpole-0 --episods 3 => did you mean --episodes? | raffia evaluate --help
 evaluate runs/cartpole-0 --num_simulation=3 => no --num-simulation=3; did you mean --num-simul
 evaluate runs/cartpole-0 two => unexpected argument 'two'
-evaluate runs/cartpole-0 --env echo.py:Echo => --env is only for runs of ILQL; runs/cartpole-0 is a
+evaluate runs/wordle --networks a.py:b => --networks is only for runs of EfficientZero; runs/wordle
 evaluate runs/cartpole-0 --format mp4 => --format is that of the videos of --record
     | raffia evaluate runs/cartpole-0 --record --format mp4
 report runs/cartpole-0 --ot page.html => --out
@@ -293,6 +295,8 @@ def test_training_prints_its_folder_and_results(here, recipe, capsys):
     recipe.reason = "stopped"
     assert main("train efficientzero --preset smoke".split()) == 130
     assert "\n  raffia resume runs/smoke-0 " in capsys.readouterr().out
+    assert main("train efficientzero --preset smoke --env.id minatar/freeway".split()) == 130
+    assert ", seed 0, in runs/minatar-freeway-0; " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("algorithm", ["efficientzero --preset cartpole", "ilql --preset wordle"])

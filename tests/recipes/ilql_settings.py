@@ -109,7 +109,7 @@ recipes/test_ilql_chat_templates.py
 recipes/test_ilql.py
     test_wrong_files_are_refused_and_leave_no_folder: data.malformed
     test_a_run_starts_from_a_language_model: language_model
-    test_sizes_that_do_not_fit_are_refused_and_leave_no_folder: model.trunk.vocab_size
+    test_train_fills_in_sizes_and_refuses_others_without_a_folder: model.trunk.vocab_size
     test_whole_utterances_as_actions: model.per_token
     test_runs_on_files_hold_out_rows_and_refuse_changed_files: task
     test_games_by_letters_and_of_all_kinds: wordle.num_words wordle.layout

@@ -117,6 +117,8 @@ train/test_ahead.py
     test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_that_update: reanalyzers.ahead
 recipes/test_refusals.py
     test_incompatible_settings_are_refused: learners.state
+recipes/test_own_by_name.py
+    test_a_run_s_folder_runs_no_file_that_is_not_named_again: networks
 recipes/test_warm_start.py
     test_a_run_starts_with_another_run_s_weights_and_resumes_without_it: init_from
 recipes/test_cudagraphs.py

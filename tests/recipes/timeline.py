@@ -139,7 +139,7 @@ def timeline(config, folder, against=None):
 
     with pytest.MonkeyPatch.context() as patch:
         recorded = events.of(EfficientZeroExperiment, record_layout)
-        patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", recorded)
+        patch.setattr("raffia.recipes.efficientzero.experiment.EfficientZeroExperiment", recorded)
         for module, kind, name in (
             (actors, "act", "act"),
             (actors, "random", "act_at_random"),
@@ -183,7 +183,7 @@ def ilql_timeline(config, folder, against=None):
             return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raffia.recipes.ilql.api.ILQLExperiment", Recorded)
+        patch.setattr("raffia.recipes.ilql.experiment.ILQLExperiment", Recorded)
         events.watch_saves(patch)
         with suppress(Differs):
             events.record("end", ilql.train(config, folder, view=Quiet()).reason)

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from raffia.recipes import RunResult
 
 Config = TypeVar("Config", bound=AnyConfig)
-# Flags of `raffia evaluate` that only one algorithm has.
+# Flags of `raffia evaluate` that not every algorithm has.
 SPECIAL = {
-    **dict.fromkeys(("--num-simulations", "--opponent", "--record"), "EfficientZero"),
-    "--env": "ILQL",
+    **dict.fromkeys(("--num-simulations", "--opponent", "--record"), ("EfficientZero",)),
+    "--env": ("EfficientZero", "ILQL"),
+    "--networks": ("EfficientZero",),
 }
 # What a run's folder holds, and the flags of `raffia train` that set no setting: rows of help.
 FOLDER = {
@@ -142,7 +143,7 @@ class AlgorithmCommands(Generic[Config]):
         """What `raffia.recipes.train` and `resume` take besides the settings, by the flags."""
         return {}
 
-    def run_name(self, flags: Mapping[str, str], preset: str) -> str:
+    def run_name(self, flags: Mapping[str, str], preset: str, config: Config) -> str:
         """Name of a new run's folder, without the seed."""
         stem = Path(flags["--config"]).stem if "--config" in flags else self.algorithm.name
         return preset or stem
@@ -243,11 +244,12 @@ class AlgorithmCommands(Generic[Config]):
 
     def refuse_special(self, run: Path, args: argparse.Namespace) -> None:
         """Raise UsageError for flags that only another algorithm has."""
-        for flag, title in SPECIAL.items():
+        for flag, titles in SPECIAL.items():
             given = getattr(args, flag.removeprefix("--").replace("-", "_"))
-            if given and title != self.algorithm.title:
+            if given and self.algorithm.title not in titles:
                 raise UsageError(
-                    f"{flag} is only for runs of {title}; {run} is a run of {self.algorithm.title}",
+                    f"{flag} is only for runs of {' and '.join(titles)}; {run} is a run of "
+                    f"{self.algorithm.title}",
                     call("raffia", "evaluate", run, *self.named_for_calls()),
                 )
 

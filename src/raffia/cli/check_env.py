@@ -14,10 +14,11 @@ Take random actions in an environment and check, point by point, that it keeps t
 and dtypes, the same episode from the same seed, terminated and truncated ends, masks, finite
 numbers. Each failure comes with a fix. Nothing is written; the exit status is 1 on failure.
 
-To check your own environment, register it with Gymnasium in a module and name both."""
+Your own environment is named by its class, or by a function that makes it."""
 EXAMPLES = [
     "raffia check-env CartPole-v1",
     "raffia check-env atari/pong --steps 500",
+    "raffia check-env corridor.py:Corridor",
     "raffia check-env my_envs:Corridor-v0  # importing my_envs registers it",
 ]
 

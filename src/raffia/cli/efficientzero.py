@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from raffia.cli.algorithm import FOLDER, POPULATION, AlgorithmCommands
@@ -13,6 +14,7 @@ from raffia.cli.figures import show_evaluation
 from raffia.cli.parser import UsageError
 from raffia.cli.style import call, number, waiting
 from raffia.hints import plural
+from raffia.recipes.algorithm import flag_of
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.population_config import PopulationConfig
 
@@ -21,6 +23,14 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
     """EfficientZero's part of `raffia train`, `resume` and `evaluate`."""
 
     train_flags = {"--population": POPULATION}
+    vouched_flags = {
+        "--env": (
+            "WHERE",
+            "your own environment, as --env.id: package.module:name or file.py:name, of its class "
+            "or of a function that makes it",
+        ),
+        "--networks": ("WHERE", "your own networks: ... of a function that returns the model"),
+    }
     folder = {**FOLDER, "episodes": "recorded episodes, with --evaluate.record gif or mp4"}
     examples = (
         "raffia train efficientzero --preset cartpole --seed 1",
@@ -29,7 +39,40 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
         "raffia train efficientzero --preset atari100k --env.id atari/breakout",
         "raffia train efficientzero --preset cartpole --init-from runs/cartpole-0",
     )
+    outside: Mapping[str, str] = MappingProxyType({})  # flags that name what is not installed
     no_preset = "default values, the paper's for Atari"
+
+    def start_with(
+        self, flags: Mapping[str, str], words: Sequence[str]
+    ) -> tuple[str, EfficientZeroRun]:
+        """The preset, with the environment and the networks that are named."""
+        preset, config = super().start_with(flags, words)
+        return preset, self.given(config, flags)
+
+    def given(self, config: EfficientZeroRun, flags: Mapping[str, str]) -> EfficientZeroRun:
+        """The config with the environment and the networks that are named."""
+        config, _ = self.algorithm.with_named(config, self.parts(flags))
+        self._note(config)
+        return config
+
+    def parts(self, flags: Mapping[str, str]) -> dict[str, Any]:
+        """The environment and the networks that are named, for which the user vouches."""
+        given = {part: flags.get(flag_of(part)) for part in self.algorithm.names}
+        return {part: name for part, name in given.items() if name}
+
+    def named_for_calls(self) -> list[str]:
+        """The flags that name what no installed package has."""
+        return [word for pair in self.outside.items() for word in pair]
+
+    def run_name(self, flags: Mapping[str, str], preset: str, config: EfficientZeroRun) -> str:
+        """Name of a new run's folder: the preset's, or that of another environment than its."""
+        if preset and config.env.id != self.algorithm.presets[preset].env.id:
+            return config.env.name.replace("/", "-")
+        return super().run_name(flags, preset, config)
+
+    def _note(self, config: EfficientZeroRun) -> None:
+        found = self.algorithm.named_outside(config)
+        self.outside = {flag_of(part): name for part, name in found.items()}
 
     def with_population(
         self, config: EfficientZeroRun, population: PopulationConfig
@@ -48,6 +91,7 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
             raise UsageError(
                 "nothing to train was given: pass --preset NAME or --config FILE", example
             )
+        self._note(config)
 
     def preset_rows(self) -> list[list[str]]:
         """Name, environment and summary of each preset."""
@@ -71,14 +115,17 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
         waiting(f"playing {plural(args.episodes, 'episode')} with {run} ...")
         from raffia.recipes.efficientzero import evaluate
         from raffia.recipes.efficientzero.actors import spec_of
+        from raffia.recipes.efficientzero.api import read_with
         from raffia.recipes.efficientzero.evaluation import cut_line
 
-        two_players = spec_of(config.env).num_players == 2
-        if args.opponent and not two_players:
-            raise UsageError(
-                f"--opponent is for two-player games, but {run} plays {config.env.id}",
-                call("raffia", "evaluate", run),
-            )
+        parts = self.parts({"--env": args.env, "--networks": args.networks})
+        if args.opponent:
+            config, make_env, _ = read_with(run, **parts)
+            if spec_of(config.env, make_env).num_players != 2:
+                raise UsageError(
+                    f"--opponent is for two-player games, but {run} plays {config.env.id}",
+                    call("raffia", "evaluate", run),
+                )
         found = evaluate(
             run,
             episodes=args.episodes,
@@ -89,8 +136,9 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
             record=args.record,
             suffix=args.format or "gif",
             opponent=args.opponent,
+            **parts,
         )
-        opponent = (args.opponent or config.evaluate.opponent) if two_players else None
+        opponent = (args.opponent or config.evaluate.opponent) if found.as_first else None
         more = {"num_simulations": args.num_simulations, "opponent": opponent}
         against = f" against the {opponent} player" if opponent else ""
         num, of = found.num_cut, len(found.returns)

@@ -25,6 +25,7 @@ EXAMPLES = [
     "raffia evaluate runs/cartpole-0 --num-simulations 100  # search longer",
     "raffia evaluate runs/tictactoe-0 --opponent random --record 5 --format mp4",
     "raffia evaluate runs/chats-0 --env desk.py:Desk",
+    "raffia evaluate runs/Corridor-0 --env corridor.py:Corridor",
     "raffia evaluate runs/cartpole-0 --json | jq .mean_return",
 ]
 
@@ -55,8 +56,9 @@ def _parser() -> Parser:
     parser.flag("--num-simulations N", about, whole(1))
     about = "opponent in two-player games (default: as in the run's settings)"
     parser.flag("--opponent", about, choices=["random", "rule", "perfect"])
-    about = "your own environment, for ILQL runs: package.module:name or file.py:name"
+    about = "your own environment: package.module:name or file.py:name"
     parser.flag("--env WHERE", about, default="")
+    parser.flag("--networks WHERE", "your own networks, in the same way", default="")
     parser.flag("--seed N", "seed of the episodes", int, 0)
     about = f"record the first N episodes; {FILMED} if N is left out"
     parser.flag("--record N", about, whole(1), 0)

@@ -133,11 +133,11 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
         if f"{TRUNK}vocab_size" in own:
             raise UsageError(f"{TRUNK}vocab_size: it follows from the tokens; leave it out")
 
-    def run_name(self, flags: Mapping[str, str], preset: str) -> str:
+    def run_name(self, flags: Mapping[str, str], preset: str, config: ILQLRun) -> str:
         """Name of a new run's folder: that of the data, if they were given."""
         if "--data" in flags:
             return Path(flags["--data"]).name.partition(".")[0]
-        return super().run_name(flags, preset)
+        return super().run_name(flags, preset, config)
 
     def listed(self, config: ILQLRun) -> list[str]:
         """The task; no environment steps are played."""

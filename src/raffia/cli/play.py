@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from raffia.cli.parser import UsageError, whole
 from raffia.cli.runs import add_device, chosen_run, config_of_kind, run_parser
@@ -39,6 +39,7 @@ def play(words: Sequence[str]) -> int:
     parser.add_argument("--second", action="store_true", help="let the agent move first")
     parser.flag("--num-simulations N", "simulations of the agent's search per move", whole(1))
     add_device(parser)
+    parser.flag("--networks WHERE", "your own networks: package.module:name or file.py:name")
     args = parser.read(words)
     first = call("raffia", "train", "efficientzero", "--preset", PLAYED_BY_PEOPLE[0])
     run = chosen_run(args.run, "play", lambda run: run.env in PLAYED_BY_PEOPLE, first)
@@ -58,6 +59,7 @@ def play(words: Sequence[str]) -> int:
         device=args.device,
         num_simulations=args.num_simulations,
         second=args.second,
+        networks=args.networks,
     )
 
 
@@ -68,13 +70,16 @@ def play_against(
     device: str = "cpu",
     num_simulations: int | None = None,
     second: bool = False,  # the agent begins
+    networks: str | None = None,
     stdin: TextIO | None = None,
     stdout: TextIO | None = None,
 ) -> int:
     """Play against the agent of a run until the person has enough; the exit status."""
     from raffia.recipes.efficientzero.match import load_player
 
-    agent = load_player(Path(folder), checkpoint, device=device, num_simulations=num_simulations)
+    own = {} if networks is None else {"networks": networks}
+    more: dict[str, Any] = {"num_simulations": num_simulations, **own}
+    agent = load_player(Path(folder), checkpoint, device=device, **more)
     Table(agent, int(second), stdin or sys.stdin, stdout or sys.stdout).run()
     return 0
 

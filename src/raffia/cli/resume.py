@@ -38,6 +38,8 @@ Settings for length, intervals and device may be changed; the run records the ne
                                where it runs; results are equal up to rounding
   --env.step_timeout_seconds   time limit of a worker for one step
 
+  --env --networks             as for train: runs import no file by themselves
+
 For ILQL runs:
 
   --num_updates N              length
@@ -80,11 +82,11 @@ def resume(words: Sequence[str]) -> int:
     algorithm, before = config_of(run, flags.get("--algorithm", ""))
     commands = commands_of(algorithm)
     flags, settings = split_own(settings, list(commands.vouched_flags), "raffia resume")
-    after = from_command_line(
-        commands.given(before, flags), settings, prog="raffia resume", description=""
-    )
+    named = commands.given(before, flags)
+    after = from_command_line(named, settings, prog="raffia resume", description="")
     changed = changes_of(before, after)
-    fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
+    by_words = changes_of(named, after)
+    fixed = [name for name in by_words if not name.startswith(algorithm.may_change)]
     if fixed:
         _refuse(run, commands, fixed, settings)
     state = summarise(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from raffia.cli.runs import print_next, refuse_taken, require_device, resume_cal
 from raffia.cli.style import call, columns, filled, help_width, printable, section
 from raffia.cli.train import Asked, split_own
 from raffia.hints import plural
+from raffia.lazy import absolute
+from raffia.recipes.algorithm import Algorithm, flag_of
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ EXAMPLES = {
 }
 HOME = Path("sweeps")
 HOW = ("--workers", "--engine.name", "--engine.address", "--devices")
+OWN = ("--env", "--networks")  # which a sweep may use only if they are named
 LISTS = ("--grid", "--ranges")
 FLAGS = ("--seeds", "--random", "--optuna", "--sweep_seed", "--out", *HOW)
 
@@ -97,7 +100,8 @@ def sweep(words: Sequence[str]) -> int:
     ranges, grid = read_ranges(lists["--ranges"]), read_choices(lists["--grid"])
     if "--sweep_seed" in flags and not ranges:
         raise ConfigError("--sweep_seed is the seed of --random N and --optuna N; pass one of them")
-    folder = Path(flags.get("--out", HOME / asked.commands.run_name(flags, asked.preset)))
+    name = asked.commands.run_name(flags, asked.preset, asked.config)
+    folder = Path(flags.get("--out", HOME / name))
     words = split_own(words, ["--out"], "raffia sweep")[1]
     refuse_taken(folder, "sweep", *words, flag="--out", what="sweep")
     from raffia.sweep.api import planned, with_fair_threads
@@ -142,7 +146,7 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     """Continue a sweep: `raffia resume FOLDER`."""
     from raffia.sweep import is_sweep, read_manifest
 
-    flags, others = split_own(words, ["--algorithm", *HOW], "raffia resume")
+    flags, others = split_own(words, ["--algorithm", *OWN, *HOW], "raffia resume")
     if others:
         raise UsageError(
             f"{others[0]} cannot be changed when a sweep is resumed; only {', '.join(HOW)} can",
@@ -155,33 +159,43 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     if algorithm.name != manifest.algorithm:
         raise UsageError(f"{folder} is a sweep of {manifest.algorithm}, not of {algorithm.name}")
     changed = _where(manifest, flags, algorithm) if flags.keys() & set(HOW) else manifest
-    return _run(folder, algorithm, changed, before=manifest)
+    trusted = [absolute(flags[flag]) for flag in OWN if flag in flags]
+    return _run(folder, algorithm, changed, before=manifest, trusted=trusted)
 
 
-def _run(folder: Path, algorithm: Any, manifest: Manifest, before: Manifest | None) -> int:
+def _run(
+    folder: Path,
+    algorithm: Any,
+    manifest: Manifest,
+    before: Manifest | None,
+    trusted: Collection[str] = (),
+) -> int:
     """Run what is not done; a manifest that is new is written once there are workers for it.
 
     before: the manifest that the folder has; None: it has none.
+    trusted: see `SweepSession`.
     """
     from raffia.sweep.api import begin
     from raffia.sweep.progress import SweepView
 
-    session = begin(folder, algorithm, manifest, SweepView(), before)
+    session = begin(folder, algorithm, manifest, SweepView(), before, trusted)
     num, where = manifest.workers, manifest.engine.name
     print(
         f"{plural(manifest.num_runs, 'run')} of {algorithm.title} in {folder}, {num} at a time "
         f"({where}); Ctrl-C saves and stops",
         flush=True,
     )
-    return _print_end(session.run(), manifest)
+    return _print_end(session.run(), manifest, algorithm)
 
 
-def _print_end(result: SweepResult, manifest: Manifest) -> int:
+def _print_end(result: SweepResult, manifest: Manifest, algorithm: Algorithm) -> int:
     folder, states = result.folder, list(result.states.values())
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     print(f"{folder}: {', '.join(counts)}")
     print(printable(scores_of(folder)))
     named = ["--algorithm", manifest.reference] if manifest.reference else []
+    for part, name in manifest.named_outside(algorithm):
+        named += [flag_of(part), name]
     calls = [[call("raffia", "report", folder), "all runs on one page"]]
     if any(state not in ("finished", "target") for state in states):
         what = "retry the failed runs" if result.failed else "continue the unfinished runs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from raffia.cli.runs import (
     summary_line,
 )
 from raffia.cli.style import call, filled, help_width
-from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm
+from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, flag_of
 from raffia.report.folder import is_run, summarise
 from raffia.train.config import ConfigError, from_command_line
 
@@ -62,7 +62,7 @@ def train(words: Sequence[str]) -> int:
     name, config, commands, flags = asked.name, asked.config, asked.commands, asked.flags
     folder = new_folder(
         flags.get("--run"),
-        f"{commands.run_name(flags, asked.preset)}-{config.seed}",
+        f"{commands.run_name(flags, asked.preset, config)}-{config.seed}",
         name,
         *split_own(words[1:], ["--run"], f"raffia train {name}")[1],
     )
@@ -132,7 +132,20 @@ class Asked:
             description=help_text(commands, preset),
         )
         commands.check(config, flags, settings, words)
+        if "--config" in flags:  # a file may come from elsewhere: it runs no code by itself
+            algorithm.refuse_unnamed(config, _named(algorithm, flags, settings))
         return cls(name, algorithm, commands, flags, settings, preset, config)
+
+
+def _named(algorithm: Algorithm, flags: Mapping[str, str], settings: Sequence[str]) -> list[str]:
+    """The parts that the words name: by a flag of their own, or by the setting that holds them."""
+    given = {word.partition("=")[0].replace("-", "_") for word in (*settings, *flags)}
+    by_words = {part: (f"__{setting}", flag_of(part)) for part, setting in algorithm.names.items()}
+    return [
+        part
+        for part, names in by_words.items()
+        if any(name.replace("-", "_") in given for name in names)
+    ]
 
 
 def new_folder(given: str | None, name: str, *words: str) -> Path:

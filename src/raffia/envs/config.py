@@ -61,7 +61,9 @@ class EnvConfig(Checked):
     96
     """
 
-    id: str = "CartPole-v1"  # id of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
+    # Id of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...; your own environment as
+    # file.py:name or module:name, of its class or of a function that makes it.
+    id: str = "CartPole-v1"
     # Environments that are stepped together, with one search for all of them.
     num_envs: PositiveInt = 8
     # Worker processes of the environments; 0: run them in this process.
@@ -72,6 +74,15 @@ class EnvConfig(Checked):
     max_episode_steps: NonNegativeInt = 0
     frame_stack: PositiveInt = 1  # number of most recent observations that are stacked
     atari: AtariConfig = field(default_factory=AtariConfig)
+
+    @property
+    def name(self) -> str:
+        """The name of the environment, without the file or module of one's own.
+
+        >>> EnvConfig(id="corridor.py:Corridor").name
+        'Corridor'
+        """
+        return self.id.rpartition(":")[2]
 
     @property
     def clips_reward(self) -> bool:

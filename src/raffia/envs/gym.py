@@ -284,12 +284,12 @@ def gym_names() -> list[str]:
 
 
 def known_to_gymnasium(name: str) -> bool:
-    """Whether Gymnasium knows an id; `module:id` counts, since importing the module registers it.
+    """Whether Gymnasium knows an id; `module:id` once the module is imported, which registers it.
 
     >>> known_to_gymnasium("CartPole-v1"), known_to_gymnasium("Cartpole")
     (True, False)
     """
-    return ":" in name or name in gymnasium.registry
+    return name.rpartition(":")[2] in gymnasium.registry
 
 
 def observation_reader(

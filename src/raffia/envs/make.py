@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,9 @@ from typing import Any
 
 from raffia.envs.config import AtariConfig, EnvConfig
 from raffia.envs.env import BatchEnv, Env, EnvSpec
+from raffia.files import shown
 from raffia.hints import check_range, did_you_mean
+from raffia.lazy import absolute, imported, named
 
 
 def make_env(
@@ -49,10 +52,55 @@ def make_env(
         return limited(batch, config.max_episode_steps)
     from raffia.envs.gym import GymEnv, known_to_gymnasium
 
+    if names_own(config.id):
+        make = partial(own_env, absolute(config.id), render)
+        batch = spread(make, num_envs, num_workers, config.step_timeout_seconds)
+        return limited(batch, config.max_episode_steps)
     if not known_to_gymnasium(config.id):
         raise unknown(config.id)
     make = partial(GymEnv, config.id, max_episode_steps=config.max_episode_steps, render=render)
     return spread(make, num_envs, num_workers, config.step_timeout_seconds)
+
+
+def names_own(name: str) -> bool:
+    """Whether a name is that of an object, "module:name" or "file.py:name", and not of Gymnasium's
+    "module:Name-v0", whose module, which is imported, registers it.
+
+    >>> names_own("raffia.envs.probe:ValueProbe"), names_own("CartPole-v1")
+    (True, False)
+    """
+    home, _, last = name.rpartition(":")
+    if not home or home.endswith(".py"):
+        return bool(home)
+    try:
+        module = imported(f"{home}:__dict__", here=True)
+    except ImportError as error:
+        raise ValueError(f"{name} is not there: its module cannot be imported: {error}") from error
+    return last in module
+
+
+def own_env(reference: str, render: bool = False) -> Env:
+    """One environment by the name of its class, or of a function that makes it: "module:name" or
+    "file.py:name". It is one of Raffia's contract, or of Gymnasium.
+
+    >>> own_env("raffia.envs.probe:ValueProbe").spec.name
+    'probe/value'
+    """
+    from raffia.envs.gym import as_env
+
+    what = "a class, or a function without arguments, that makes an Env or one of Gymnasium's"
+    make = named(reference, what)
+    try:
+        signature = inspect.signature(make)
+        signature.bind()
+    except TypeError as error:
+        raise ValueError(f"{reference} must name {what}: {error}") from error
+    if render and "render_mode" in signature.parameters:
+        make = partial(make, render_mode="rgb_array")
+    env = as_env(make)
+    if not isinstance(getattr(env, "spec", None), EnvSpec):
+        raise ValueError(f"{reference} makes {shown(env)}; it must name {what}")
+    return env
 
 
 def _no_config(given: object) -> TypeError:
@@ -249,12 +297,16 @@ def unknown(name: str) -> ValueError:
     >>> unknown("Cartpole-v1")
     ValueError("there is no environment 'Cartpole-v1'. Did you mean 'CartPole-v1'? ...")
     """
+    if name.endswith(".py"):
+        return ValueError(f"which environment of {name}? Name its class in it: {name}:NAME")
     names = {_stem(known): known for known in env_names()}
-    hint = did_you_mean(_stem(name), names, " Did you mean {!r}?", cutoff=0.62)
+    home, _, last = name.rpartition(":")
+    hint = did_you_mean(_stem(last), names, " Did you mean {!r}?", cutoff=0.62)
+    where = f" in {home}, which has no such class or function and registers none" if home else ""
     return ValueError(
-        f"there is no environment {name!r}.{hint} All names: `raffia list environments`, or "
-        "raffia.envs.env_names() in Python; of your own package: 'its.module:Name-v0', where "
-        "importing its.module registers it with Gymnasium"
+        f"there is no environment {last!r}{where}.{hint} All names: `raffia list environments`, or "
+        "raffia.envs.env_names() in Python; your own: 'file.py:Name' or 'its.module:Name', which "
+        "name its class or a function that makes it"
     )
 
 

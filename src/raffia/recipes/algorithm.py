@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raffia._version import __version__
 from raffia.hints import did_you_mean
-from raffia.lazy import imported
+from raffia.lazy import imported, named
 from raffia.recipes.efficientzero.config import MAY_CHANGE as EFFICIENTZERO_MAY_CHANGE
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
 from raffia.recipes.ilql.config import MAY_CHANGE as ILQL_MAY_CHANGE
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
-from raffia.train.config import ConfigError
+from raffia.train.config import ConfigError, with_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +47,7 @@ class Algorithm:
     uses: the module with an `evaluate` and a `load_agent` of its own; "": by `play`.
     parts: keyword arguments of `train` that `make` takes; True: no settings hold it, so that a
         resume needs the same.
+    names: settings, by the `parts` which they can name as "file.py:name" or "module:name".
     length: name of the setting with the length of a run.
     may_change: names of settings, or beginnings of them, that a resumed run may have other values
         of; all others shaped what was learnt.
@@ -64,6 +65,7 @@ class Algorithm:
     play: str | Callable[[Any, TensorDict, int, int], Episodes | None] | None = None
     uses: str = ""
     parts: Mapping[str, bool] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     title: str = ""  # in sentences; the name if none is given
     summary: str = ""  # one line of help
     presets: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +97,62 @@ class Algorithm:
 
     def length_of(self, config: Any) -> int:
         """The length of a run with these settings, in the unit that `length` names."""
-        return int(functools.reduce(getattr, self.length.split("."), config))
+        return int(self._value(config, self.length))
+
+    def _value(self, config: Any, setting: str) -> Any:
+        return functools.reduce(getattr, setting.split("."), config)
+
+    def with_named(self, config: Config, parts: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+        """The config with the names of parts that its settings can hold, and the other parts.
+
+        parts: None for those that are not given.
+
+        >>> one = ALGORITHMS["efficientzero"]
+        >>> config, others = one.with_named(one.config(), {"make_env": "own.py:Own"})
+        >>> config.env.id, others
+        ('own.py:Own', {})
+        """
+        others = {part: given for part, given in parts.items() if given is not None}
+        values = {
+            setting: others.pop(part)
+            for part, setting in self.names.items()
+            if isinstance(others.get(part), str)
+        }
+        found: Any = config
+        return with_settings(found, values), others
+
+    def named_outside(self, config: Any) -> dict[str, str]:
+        """The parts that settings name by a file, or by a module of no installed package.
+
+        >>> one = ALGORITHMS["efficientzero"]
+        >>> one.named_outside(with_settings(one.config(), {"env.id": "own.py:Own"}))
+        {'make_env': 'own.py:Own'}
+        """
+        found = {part: str(self._value(config, setting)) for part, setting in self.names.items()}
+        return {part: name for part, name in found.items() if _is_outside(name)}
+
+    def refuse_unnamed(self, config: Any, given: Collection[str]) -> None:
+        """Raise ConfigError if settings name code that may come from elsewhere, and the caller has
+        not named it himself.
+
+        given: the parts that he has named, or given otherwise.
+
+        >>> one = ALGORITHMS["efficientzero"]
+        >>> config = with_settings(one.config(), {"env.id": "own.py:Own"})
+        >>> one.refuse_unnamed(config, ["make_env"])
+        >>> one.refuse_unnamed(config, [])
+        Traceback (most recent call last):
+        ...
+        raffia.train.settings.ConfigError: its env.id is own.py:Own, which is not part of an
+        installed package. If you trust it, name it: --env own.py:Own, in Python
+        make_env='own.py:Own'
+        """
+        for part, name in self.named_outside(config).items():
+            if part not in given:
+                raise ConfigError(
+                    f"its {self.names[part]} is {name}, which is not part of an installed package. "
+                    f"If you trust it, name it: {flag_of(part)} {name}, in Python {part}={name!r}"
+                )
 
     def settled(self, config: Config, like: Config | None = None, **more: Any) -> Config:
         """The settings, with values for all that they leave open.
@@ -118,6 +175,7 @@ ALGORITHMS = {
         make="raffia.recipes.efficientzero.experiment:EfficientZeroExperiment",
         uses="raffia.recipes.efficientzero.api",
         parts={"make_env": True, "networks": True},
+        names={"make_env": "env.id", "networks": "networks"},
         presets=PRESETS,
         summaries=SUMMARIES,
         length="collect.num_env_steps",
@@ -140,6 +198,15 @@ ALGORITHMS = {
         commands="raffia.cli.ilql:ILQLCommands",
     ),
 }
+
+
+def flag_of(part: str) -> str:
+    """The flag of the command line that names a part of a run.
+
+    >>> flag_of("make_env"), flag_of("networks")
+    ('--env', '--networks')
+    """
+    return f"--{part.removeprefix('make_')}"
 
 
 def find_algorithm(name: str) -> Algorithm:
@@ -203,7 +270,7 @@ def _near(name: str) -> str:
     return did_you_mean(name, ALGORITHMS.keys(), "; did you mean {}?")
 
 
-def given_name(reference: Any, what: str) -> object:
+def given_name(reference: Any, what: str) -> Any:
     """Import an object by the reference that the user gave, also from a file or a module of the
     current folder.
 
@@ -221,13 +288,16 @@ def given_name(reference: Any, what: str) -> object:
     must be package.module:name or path/file.py:name, and name a number
     """
     try:
-        found: object = imported(reference, here=True)
+        found: object = named(reference, what)
         return found
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise ConfigError(
-            f"{reference} cannot be imported: {error}. It must be package.module:name or "
-            f"path/file.py:name, and name {what}"
-        ) from error
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _is_outside(reference: str) -> bool:
+    """Whether it names a file of Python, or a module that no installed package has."""
+    home = reference.rpartition(":")[0]
+    return bool(home) and recorded_name(f"{home}:__name__") is None
 
 
 def recorded_name(reference: str) -> object:

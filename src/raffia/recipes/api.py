@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from raffia.recipes.run_folder import (
     algorithm_of,
     create_run,
     find_checkpoint,
+    own_parts,
     read_record,
     read_run,
     refuse_without_checkpoints,
@@ -50,7 +52,7 @@ def train(
     view: View | None = None,
     preset: str = "",
     make_env: MakeEnv | MakeLanguageEnv | str | None = None,
-    networks: ModelFactory | None = None,
+    networks: ModelFactory | str | None = None,
     stop: Stop = lambda: False,
 ) -> RunResult:
     """Train in a new folder, until the end, the target return or a signal to stop.
@@ -60,10 +62,11 @@ def train(
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be shown in the report.
     make_env: of EfficientZero, instead of the environment that the config names: a function like
-        `raffia.envs.make_env`, which a resume needs, too. Of ILQL on data, a `Language_Environment`
+        `raffia.envs.make_env`, which a resume needs, too; or the name "file.py:name" of one
+        environment's class, as in the setting `env.id`. Of ILQL on data, a `Language_Environment`
         in which the agent is evaluated: its class, a function, or "file.py:name".
-    networks: of EfficientZero, instead of those that the config names: a function like
-        `raffia.algorithms.efficientzero.make_model`. A resume needs the same.
+    networks: of EfficientZero, instead of those that the config describes: a function that returns
+        the model, which a resume needs, too; or its name, as in the setting `networks`.
     stop: asked after each update; once it is true, the run saves and stops.
     Raises RunError if the folder holds a run already, TypeError for what is not a config.
 
@@ -79,7 +82,8 @@ def train(
     """
     algorithm, folder = algorithm or algorithm_of(config), Path(folder)
     require_config(config, algorithm)
-    own, parts, make = _made_with(algorithm, make_env=make_env, networks=networks)
+    config, parts = algorithm.with_named(config, {"make_env": make_env, "networks": networks})
+    own, make = _made_with(algorithm, parts)
     shown = view or make_view()
     config = algorithm.settled(config, tell=shown.message, **parts)
     create_run(folder, config, preset, own, algorithm)
@@ -93,7 +97,7 @@ def resume(
     config: Any = None,
     view: View | None = None,
     make_env: MakeEnv | MakeLanguageEnv | str | None = None,
-    networks: ModelFactory | None = None,
+    networks: ModelFactory | str | None = None,
     stop: Stop = lambda: False,
 ) -> RunResult:
     """Continue from the newest checkpoint, as if the run had never been stopped.
@@ -119,12 +123,23 @@ def resume(
     algorithm, before, made_by = read_record(folder, algorithm)
     if config is not None:
         require_config(config, algorithm)
-    own, parts, make = _made_with(algorithm, make_env=make_env, networks=networks)
-    refuse_without_own(folder, own, algorithm)
+    given = {"make_env": make_env, "networks": networks}
+    after, parts = algorithm.with_named(before if config is None else config, given)
+    own, make = _made_with(algorithm, parts)
+    named = [part for part, one in given.items() if one is not None]
+    refuse_without_own(folder, named, algorithm)
     refuse_without_checkpoints(folder)
-    after = algorithm.settled(before if config is None else config, before, **parts)
+    after = algorithm.settled(after, before, **parts)
     changed = changes_of(before, after)
-    fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
+    # A file may lie elsewhere now, and what only the program had may have a name.
+    moved = {
+        part
+        for part, name in algorithm.named_outside(before).items()
+        if str(given[part]).rpartition(":")[2] == name.rpartition(":")[2]
+    }
+    own_before = moved.union(own_parts(made_by)).intersection(named, algorithm.names)
+    free = [algorithm.names[part] for part in own_before]
+    fixed = [name for name in changed if not name.startswith((*algorithm.may_change, *free))]
     if fixed:
         raise RunError(
             f"{', '.join(fixed)} cannot be changed: {folder} was started with other values, which "
@@ -139,15 +154,14 @@ def resume(
     return run_session(folder, make, after, view or make_view(), on_start, stop, changed)
 
 
-def _made_with(algorithm: Algorithm, **given: Any) -> tuple[list[str], dict[str, Any], Make]:
-    """The names of the parts that no settings hold, all parts, and what makes the run with them."""
-    parts = {name: part for name, part in given.items() if part is not None}
+def _made_with(algorithm: Algorithm, parts: Mapping[str, Any]) -> tuple[list[str], Make]:
+    """The names of the parts that no settings hold, and what makes the run with all of them."""
     other = [name for name in parts if name not in algorithm.parts]
     if other:
         takes = ", ".join(algorithm.parts) or "neither make_env nor networks"
         raise TypeError(f"{', '.join(other)}: {algorithm.title} takes {takes}")
     own = [name for name in parts if algorithm.parts[name]]
-    return own, parts, partial(imported(algorithm.make), **parts)
+    return own, partial(imported(algorithm.make), **parts)
 
 
 @overload

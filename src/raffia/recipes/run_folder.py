@@ -8,7 +8,7 @@ import json
 import platform
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from raffia.files import (
     parse_json,
     write_atomically,
 )
-from raffia.recipes.algorithm import ALGORITHMS, Algorithm, recorded_algorithm
+from raffia.recipes.algorithm import ALGORITHMS, Algorithm, flag_of, recorded_algorithm
 from raffia.train.checkpoint import Checkpoint, Checkpoints
 from raffia.train.config import ConfigError, from_json, to_json
 from raffia.train.experiment import RunError
@@ -243,19 +243,30 @@ def refuse_without_own(
     folder: Path, given: Sequence[str], algorithm: Algorithm | None = None
 ) -> None:
     """Raise RunError if a run was started with custom environments or networks that are not given
-    now.
+    now, and ConfigError if its settings name such that may come from elsewhere.
 
     Others would do as well as these if their shapes are equal, and nobody would notice.
     """
-    recorded = read_record(folder, algorithm).made_by.get("own", [])
-    own = ["make_env" if name == "worlds" else name for name in recorded]
-    lacks = [name for name in own if name not in given]
+    found = read_record(folder, algorithm)
+    lacks = [name for name in own_parts(found.made_by) if name not in given]
     if lacks:
         call = ", ".join(f"{name}=..." for name in lacks)
+        flags = " ".join(f"{flag_of(name)} file.py:name" for name in lacks)
         raise RunError(
             f"{folder} was started with custom {' and '.join(lacks)}: pass the same, as in "
-            f"resume({str(folder)!r}, {call}), from the script that started it"
+            f"resume({str(folder)!r}, {call}), from the script that started it; or name them in "
+            f"the file that has them: {flags}"
         )
+    found.algorithm.refuse_unnamed(found.config, given)
+
+
+def own_parts(made_by: Mapping[str, Any]) -> list[str]:
+    """The parts of a run that were given to `train` and that no setting names.
+
+    >>> own_parts({"own": ["networks"]})
+    ['networks']
+    """
+    return ["make_env" if name == "worlds" else name for name in made_by.get("own", [])]
 
 
 @contextlib.contextmanager

@@ -150,8 +150,15 @@ class Run:
         >>> Run(Path("runs/a"), about={"reference": "dqn.py:dqn"}).call("evaluate", "--json")
         'raffia evaluate runs/a --json --algorithm dqn.py:dqn'
         """
-        reference = self.about.get("reference")
-        named = ["--algorithm", str(reference)] if reference else []
+        own = {
+            "--algorithm": self.about.get("reference"),
+            "--env": self.setting("env", "id"),
+            "--networks": self.setting("networks"),
+        }
+        named: list[str] = []
+        for flag, name in own.items():
+            if name and (flag == "--algorithm" or ".py:" in str(name)):
+                named += [flag, str(name)]
         return shlex.join(["raffia", command, str(self.folder), *flags, *named])
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,15 @@ def begin(
     manifest: Manifest,
     view: SweepView,
     before: Manifest | None = None,
+    trusted: Collection[str] = (),
 ) -> SweepSession:
     """A session of a sweep; a manifest that is new is written once there are workers for it.
 
     before: the manifest that the folder has; None: it has none, or RunError is raised.
+    trusted: of a manifest that the folder has; see `SweepSession`.
     """
+    if before is None:
+        trusted = [name for _, name in manifest.named_outside(algorithm)]
     engine = make_sweep_engine(manifest, algorithm, view.message)
     if manifest != before:
         make_folder(folder)
@@ -163,4 +167,4 @@ def begin(
                     f"continue it with `raffia resume {folder}{named}`, or give another folder"
                 )
             write_manifest(folder, manifest)
-    return SweepSession(folder, algorithm, view=view, engine=engine)
+    return SweepSession(folder, algorithm, view=view, engine=engine, trusted=trusted)

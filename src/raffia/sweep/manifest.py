@@ -10,6 +10,7 @@ from typing import Any
 
 from raffia._version import __version__
 from raffia.files import foreign_reader, make_folder, parse_json, write_atomically
+from raffia.lazy import absolute
 from raffia.recipes.algorithm import Algorithm, find_algorithm, recorded_algorithm
 from raffia.recipes.scale_config import EngineConfig
 from raffia.report.folder import MANIFEST
@@ -57,7 +58,7 @@ class Manifest:
         made = cls(
             algorithm=algorithm.name,
             reference=algorithm.reference,
-            config=to_json(base),
+            config=to_json(_absolute(base, algorithm)),
             runs=(),
             **more,
         )
@@ -77,7 +78,7 @@ class Manifest:
         for run in runs:
             try:
                 config = with_settings(base, {**run.settings, "seed": run.seed})
-                config = algorithm.settled(config, base)
+                config = _absolute(algorithm.settled(config, base), algorithm)
             except (ConfigError, ValueError) as error:
                 raise ConfigError(f"run {run.name}: {error}") from None
             planned.append(replace(run, changed=changes_of(base, config)))
@@ -97,11 +98,22 @@ class Manifest:
         found = [self.config_of(run, algorithm) for run in self.runs]
         return found or [from_json(algorithm.config, self.config)]
 
+    def named_outside(self, algorithm: Algorithm) -> list[tuple[str, str]]:
+        """The parts of its runs that `Algorithm.named_outside` gives, with their names."""
+        found = [algorithm.named_outside(config).items() for config in self.configs(algorithm)]
+        return list(dict.fromkeys(pair for named in found for pair in named))
+
     def find_algorithm(self, given: str = "") -> Algorithm:
         """The algorithm; `given` names one that is not an installed package."""
         if given:
             return find_algorithm(given)
         return recorded_algorithm({"algorithm": self.algorithm, "reference": self.reference})
+
+
+def _absolute(config: Any, algorithm: Algorithm) -> Any:
+    """The config with whole paths of the files that it names: workers may run in another folder."""
+    parts = {part: absolute(name) for part, name in algorithm.named_outside(config).items()}
+    return algorithm.with_named(config, parts)[0]
 
 
 def is_sweep(folder: str | Path) -> bool:

@@ -8,7 +8,7 @@ import secrets
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from raffia.distributed.engine import Engine, InlineEngine, Needs, RoleError, Workers
 from raffia.distributed.pool import Pool
 from raffia.files import write_atomically
+from raffia.lazy import absolute
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.run_folder import claimed, is_saved
 from raffia.recipes.workers import engine_for, make_engine
@@ -109,6 +110,7 @@ class SweepSession:
     """A session of a sweep: finished runs stay as they are, the others are begun or resumed.
 
     engine: instead of the one that the manifest names; the session ends it.
+    trusted: names of your own environments and networks in the manifest, which it may import.
     Whoever is killed, worker or leader: the next session, or the next worker, resumes the run.
 
     >>> def run(folder: Path, algorithm: Algorithm) -> list[str]:
@@ -122,10 +124,14 @@ class SweepSession:
         *,
         view: SweepView | None = None,
         engine: Engine | None = None,
+        trusted: Collection[str] = (),
     ) -> None:
         self.folder, self.algorithm = Path(folder).resolve(), algorithm
         self.shown_folder = Path(folder)
         self.manifest = read_manifest(self.folder)
+        for config in self.manifest.configs(algorithm):
+            named = algorithm.named_outside(config)
+            algorithm.refuse_unnamed(config, [p for p, name in named.items() if name in trusted])
         self.view = view or SweepView()
         self._engine = engine
         self._began = time.monotonic()
@@ -164,7 +170,7 @@ class SweepSession:
         num_workers = 1 if is_inline else min(manifest.workers, most)
         config = {
             "folder": str(self.folder),
-            "reference": _absolute(self.algorithm.reference),
+            "reference": absolute(self.algorithm.reference),
             "session": self._session,
             "devices": manifest.devices,
         }
@@ -325,9 +331,3 @@ class SweepSession:
         if getattr(config, "is_offline", False):
             length, done = config.num_updates, found.update
         return min(1.0, (done or 0) / length) if length else 0.0
-
-
-def _absolute(reference: str) -> str:
-    """A file of Python by its whole path: workers may run in another folder."""
-    file, colon, name = reference.rpartition(":")
-    return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else reference

@@ -95,6 +95,7 @@ def train_one(
             config = replace(config, device=device)
         more: dict[str, Any] = {"algorithm": algorithm, "view": view, "stop": stop}
         if is_started:
+            more |= algorithm.named_outside(config)  # for which the sweep's leader has vouched
             result = resume(folder, config=config, **more)
         else:
             result = train(config, folder, preset=manifest.preset, **more)

@@ -24,7 +24,9 @@ from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seeds
+from raffia.lazy import absolute
 from raffia.learner import Learner
+from raffia.recipes.algorithm import given_name
 from raffia.recipes.devices import accelerated
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
@@ -58,6 +60,8 @@ def make_networks(
 
     factory: of the networks; None: the config's.
     """
+    if factory is None and config.networks:
+        factory = given_name(config.networks, "a function that returns the model")
     return EfficientZeroLearner(
         spec,
         config,
@@ -295,7 +299,8 @@ class ActorRole(PlannerRole):
 
 def process_config(run: EfficientZeroRun) -> str:
     """The JSON config that workers, and processes which share batches, are made from."""
-    return json.dumps({"run": to_json(run)})
+    env = replace(run.env, id=absolute(run.env.id))
+    return json.dumps({"run": to_json(replace(run, env=env, networks=absolute(run.networks)))})
 
 
 def configured_run(config: str) -> EfficientZeroRun:

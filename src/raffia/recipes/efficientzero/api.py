@@ -13,6 +13,7 @@ from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env as MAKE_ENV
 from raffia.envs.opponents import make_opponent
+from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.devices import require_device
 from raffia.recipes.efficientzero.actors import make_networks, spec_of
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -71,6 +72,23 @@ class Agent:
         )
 
 
+def read_with(
+    folder: str | Path,
+    make_env: MakeEnv | str | None = None,
+    networks: ModelFactory | str | None = None,
+) -> tuple[EfficientZeroRun, MakeEnv, ModelFactory | None]:
+    """The config of a run with the parts that are named, and what makes its environments and
+    networks.
+
+    Raises RunError or ConfigError if the run has parts of its own that are not given.
+    """
+    config = read_run_of(EfficientZeroRun, folder)
+    given = {"make_env": make_env, "networks": networks}
+    refuse_without_own(Path(folder), [part for part, one in given.items() if one is not None])
+    config, others = ALGORITHMS["efficientzero"].with_named(config, given)
+    return config, others.get("make_env", MAKE_ENV), others.get("networks")
+
+
 @plain_arithmetic()
 def load_agent(
     folder: str | Path,
@@ -78,8 +96,8 @@ def load_agent(
     *,
     device: str = "cpu",  # of the networks, such as "cuda"
     num_simulations: int | None = None,  # of a search; None: as the run evaluates
-    make_env: MakeEnv | None = None,
-    networks: ModelFactory | None = None,
+    make_env: MakeEnv | str | None = None,
+    networks: ModelFactory | str | None = None,
 ) -> Agent:
     """The agent of a run: of its "best" or "newest" checkpoint, or of one by its number.
 
@@ -96,12 +114,10 @@ def load_agent(
     torch.Size([2])
     """
     require_device(device)
-    config = read_run_of(EfficientZeroRun, folder)
-    given = {"make_env": make_env is not None, "networks": networks is not None}
-    refuse_without_own(Path(folder), [name for name, is_given in given.items() if is_given])
-    spec = spec_of(config.env, make_env or MAKE_ENV)
+    config, make_env, factory = read_with(folder, make_env, networks)
+    spec = spec_of(config.env, make_env)
     planner = Planner(
-        make_networks(config, spec, networks).make_model(0).to(device),
+        make_networks(config, spec, factory).make_model(0).to(device),
         spec,
         config,
         frame_stack=config.env.frame_stack,
@@ -125,8 +141,8 @@ def evaluate(
     record: int = 0,
     suffix: str = "gif",
     opponent: str | None = None,
-    make_env: MakeEnv | None = None,
-    networks: ModelFactory | None = None,
+    make_env: MakeEnv | str | None = None,
+    networks: ModelFactory | str | None = None,
 ) -> Evaluation:
     """Play whole episodes with the agent of a run, without noise.
 
@@ -153,7 +169,7 @@ def evaluate(
         make_env=make_env,
         networks=networks,
     )
-    config = read_run_of(EfficientZeroRun, folder)
+    config, make_env, _ = read_with(folder, make_env, networks)
     own: dict[str, Any] = {"num_episodes": episodes, "num_simulations": agent.num_simulations}
     if opponent is not None:
         make_opponent(opponent, agent.spec)  # refuses it in an environment of one player
@@ -167,7 +183,7 @@ def evaluate(
         recording = EpisodeFilms(
             folder / "episodes", lambda i: f"{stem}-{i:03d}", num=record, suffix=suffix
         )
-    evaluator = Evaluator(config, make_env or MAKE_ENV, record=record > 0)
+    evaluator = Evaluator(config, make_env, record=record > 0)
     with contextlib.closing(evaluator), threads(config.num_threads):
         played = evaluator.play(agent.planner, seed=seed, recording=recording)
     assert played is not None  # nobody stops it

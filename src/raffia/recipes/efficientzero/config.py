@@ -164,6 +164,10 @@ class EfficientZeroRun(EfficientZeroConfig):
     # LightZero (.pth.tar); empty: random weights. A resumed run continues with its own.
     init_from: str = ""
 
+    # Your own networks as file.py:name or module:name, of a function that returns the model; empty:
+    # those that model.* describes.
+    networks: str = ""
+
     env: EnvConfig = field(default_factory=EnvConfig)
     data: RecordedDataConfig = field(default_factory=RecordedDataConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -310,7 +314,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     @property
     def title(self) -> str:
         """The task of a run, without the seed."""
-        return f"EfficientZero on {self.env.id}"
+        return f"EfficientZero on {self.env.name}"
 
     @property
     def num_updates(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -47,8 +47,12 @@ def load_player(
     *,
     device: str = "cpu",
     num_simulations: int | None = None,
+    networks: str | None = None,
 ) -> BoardPlayer:
-    """The agent of a run of TicTacToe or Connect4."""
+    """The agent of a run of TicTacToe or Connect4.
+
+    networks: the name of the run's own ones, as of `load_agent`.
+    """
     config = read_run_of(EfficientZeroRun, folder)
     if config.env.id not in GAMES:
         raise RunError(f"{folder} plays {config.env.id}; a person can play {' and '.join(GAMES)}")
@@ -57,7 +61,8 @@ def load_player(
             f"{folder} was trained with frame_stack={config.env.frame_stack}, but a person shows "
             "one position at a time: train with --env.frame_stack 1"
         )
-    return load_agent(folder, checkpoint, device=device, num_simulations=num_simulations)
+    more: dict[str, Any] = {"num_simulations": num_simulations, "networks": networks}
+    return load_agent(folder, checkpoint, device=device, **more)
 
 
 GAMES: dict[str, type[TicTacToe | Connect4]] = {"tictactoe": TicTacToe, "connect4": Connect4}

@@ -50,8 +50,9 @@ def make_workers(
     if others and not from_config:
         raise ValueError(
             f"{others[0]}.* cannot be used with a custom make_env or custom networks, because "
-            f"{others[0]} are built from the config alone. Register the environment with "
-            f"Gymnasium and name it in env.id, or leave {others[0]}.* as they are"
+            f"{others[0]} are built from the config alone. Name them there, as in "
+            "make_env='file.py:Environment', networks='file.py:networks', or leave "
+            f"{others[0]}.* as they are"
         )
     return RunWorkers(config, ROLES, process_config(config), message)
 

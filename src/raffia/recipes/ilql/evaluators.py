@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.functional.seeds import derive_seed
+from raffia.lazy import absolute
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.dialogues import scored_dialogues
@@ -120,9 +121,8 @@ def process_config(
                 "evaluators.* out"
             )
         env = f"{home}:{name}"
-    elif make_env is not None and make_env.rpartition(":")[0].endswith(".py"):
-        file, _, name = make_env.rpartition(":")
-        env = f"{Path(file).resolve()}:{name}"
+    elif make_env is not None:
+        env = absolute(make_env)
     return json.dumps({"run": to_json(config), "folder": str(folder.resolve()), "env": env})
 
 
