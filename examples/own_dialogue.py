@@ -11,13 +11,14 @@ import torch
 
 from raffia.algorithms.ilql import ILQL, DecodeConfig
 from raffia.lm import (
+    DialogueDataset,
     Language_Environment,
     Language_Observation,
+    ObservationDialogues,
     WordTokenizer,
     check_language_environment,
     play_dialogues,
 )
-from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues
 
 
 class Talk(Language_Observation):

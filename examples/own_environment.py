@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from raffia import TensorDict
-from raffia.algorithms.efficientzero import LatentModel, make_model
-from raffia.algorithms.efficientzero.config import SearchConfig
+from raffia.algorithms.efficientzero import LatentModel, SearchConfig, make_model
 from raffia.envs import Discrete, Env, EnvSpec, check_env, env_factory
 from raffia.recipes import PRESETS, train
 

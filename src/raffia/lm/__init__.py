@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     from raffia.lm.data.data_point import SpecifiedTokenReward as SpecifiedTokenReward
     from raffia.lm.data.data_point import TokenReward as TokenReward
     from raffia.lm.data.dialogue import DialogueDataset as DialogueDataset
+    from raffia.lm.data.dialogue_rows import Dialogue as Dialogue
+    from raffia.lm.data.dialogue_sources import ObservationDialogues as ObservationDialogues
     from raffia.lm.data.dialogue_sources import read_dialogues as read_dialogues
     from raffia.lm.data.rl_dataset import Iterable_RL_Dataset as Iterable_RL_Dataset
     from raffia.lm.data.rl_dataset import List_RL_Dataset as List_RL_Dataset
     from raffia.lm.data.rl_dataset import RL_Dataset as RL_Dataset
+    from raffia.lm.data.rl_dataset import Vocabulary as Vocabulary
     from raffia.lm.data.utterances import Utterance as Utterance
+    from raffia.lm.decoding.generations import Stop as Stop
     from raffia.lm.envs.check import check_language_environment as check_language_environment
     from raffia.lm.envs.contract import BatchLanguagePolicy as BatchLanguagePolicy
     from raffia.lm.envs.contract import Language_Environment as Language_Environment

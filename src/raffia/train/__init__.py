@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from raffia.train.checkpoint import CheckpointError as CheckpointError
     from raffia.train.checkpoint import Checkpoints as Checkpoints
     from raffia.train.collect import Collector as Collector
+    from raffia.train.config import read_config as read_config
     from raffia.train.evaluate import Episodes as Episodes
     from raffia.train.evaluate import play_episodes as play_episodes
     from raffia.train.evaluations import Evaluated as Evaluated
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from raffia.train.run_state import RunState as RunState
     from raffia.train.session import RunResult as RunResult
     from raffia.train.session import TrainingSession as TrainingSession
+    from raffia.train.view import PlainView as PlainView
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = _lazy_names(__name__)

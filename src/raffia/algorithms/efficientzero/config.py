@@ -181,7 +181,11 @@ class OptimizerConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(Checked):
-    """The search of the agent."""
+    """The search of the agent.
+
+    >>> SearchConfig(num_simulations=25).policy
+    'muzero'
+    """
 
     # MuZero's search (PUCT), or Gumbel MuZero's (sequential halving).
     policy: Literal["muzero", "gumbel"] = "muzero"

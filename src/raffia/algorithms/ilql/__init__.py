@@ -10,9 +10,13 @@ from raffia.lazy import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from raffia.algorithms.ilql.agent import ILQL as ILQL
     from raffia.algorithms.ilql.config import ILQLConfig as ILQLConfig
+    from raffia.algorithms.ilql.config import OptimizerConfig as OptimizerConfig
+    from raffia.algorithms.ilql.config import TargetConfig as TargetConfig
+    from raffia.algorithms.ilql.config import TrunkConfig as TrunkConfig
     from raffia.algorithms.ilql.config import method as method
     from raffia.algorithms.ilql.evaluator import AgentEvaluation as AgentEvaluation
     from raffia.algorithms.ilql.evaluator import ILQL_Evaluator as ILQL_Evaluator
+    from raffia.algorithms.ilql.generate import stream as stream
     from raffia.algorithms.ilql.learner import ILQLLearner as ILQLLearner
     from raffia.algorithms.ilql.loss import Loss as Loss
     from raffia.algorithms.ilql.loss import with_row_means as with_row_means

@@ -31,7 +31,11 @@ HYPER = {  # part of the config -> fields in which the members of a population m
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkConfig(Checked):
-    """A causal language model, by default of the shape of the small GPT-2."""
+    """A causal language model, by default of the shape of the small GPT-2.
+
+    >>> TrunkConfig(n_layer=2, n_head=2, n_embd=32).block_size
+    1024
+    """
 
     # Raffia's GPT, or a model of `transformers` as its folder defines it, of which only the sizes
     # that it has are used.
@@ -160,7 +164,11 @@ class ILQLLossConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig(Checked):
-    """How the target network follows: target <- (1 - alpha) target + alpha online."""
+    """How the target network follows: target <- (1 - alpha) target + alpha online.
+
+    >>> TargetConfig(alpha=0.05).interval
+    1
+    """
 
     # Fraction that the target network moves towards the online one; 1: a copy.
     alpha: Fraction = 0.005
@@ -169,7 +177,11 @@ class TargetConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Checked):
-    """How parameters follow their gradients: AdamW, or Adam where nothing decays."""
+    """How parameters follow their gradients: AdamW, or Adam where nothing decays.
+
+    >>> OptimizerConfig(learning_rate=1e-3, warmup_updates=100).decay
+    'constant'
+    """
 
     learning_rate: NonNegativeFloat = 1e-5  # learning rate of the trunk, after the warm-up
     # Learning rate of the V and Q heads, as a multiple of the trunk's.

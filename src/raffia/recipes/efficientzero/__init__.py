@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from raffia.recipes.efficientzero.api import load_agent as load_agent
     from raffia.recipes.efficientzero.config import EfficientZeroRun as EfficientZeroRun
     from raffia.recipes.efficientzero.presets import PRESETS as PRESETS
+    from raffia.recipes.efficientzero.presets import gumbel as gumbel
+    from raffia.recipes.efficientzero.presets import muzero as muzero
     from raffia.recipes.running import Evaluation as Evaluation
 
 if not TYPE_CHECKING:
