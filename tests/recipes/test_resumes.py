@@ -107,7 +107,7 @@ def uninterrupted(tmp_path_factory):
 
 
 STOPS = [  # after which updates it is stopped
-    ("ilql", [4, 9]),
+    ("ilql", [4, 9, 12]),
     ("efficientzero", [1, 6, 7, 20, 29]),
     ("efficientzero in members", [9, 14]),
     ("efficientzero in members with replays", [14]),
@@ -129,7 +129,7 @@ def test_a_stopped_and_resumed_run_is_the_same_run(name, stops, uninterrupted, t
     for update in stops[1:]:
         assert functions.resume(folder, view=Quiet({update: terminate})).update == update
     assert functions.resume(folder, view=Quiet()).reason == "finished"
-    assert_same_run(uninterrupted(name), folder, "evaluate", "episode", "generation")
+    assert_same_run(uninterrupted(name), folder, "train", "evaluate", "episode", "generation")
     assert "members" not in name or rows(folder, "generation")
 
 

@@ -166,7 +166,6 @@ class TrainingSession:
         """Evaluate the run's last state; returns the reason of the end: "stopped" if that was
         broken off."""
         update, evaluate = step_of(state), self.evaluate
-        self.log.row(update)
         if evaluate.open:
             self.save.last = -1  # as below
             if not evaluate.join_all(update):
