@@ -5,7 +5,14 @@ import pytest
 import torch
 
 import raffia
-from raffia import NonTensorData, NonTensorStack, TensorDict, TensorDictParams, lazy_stack
+from raffia import (
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    TensorDict,
+    TensorDictParams,
+    lazy_stack,
+)
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import apply_op, ops
 from tests.tensordict.stored import nested_tensor
@@ -144,6 +151,10 @@ def test_map_of_pieces(lazily, options, num, capsys):
     assert capsys.readouterr().err.endswith(f"{num - 1}/{num}\rmap: {num}/{num}\n")
 
 
+class Typed(TensorClass):
+    b: torch.Tensor
+
+
 def of_rows(rows):
     inner = TensorDict(b=torch.ones(rows, 3), batch_size=[rows, 3])
     return TensorDict(a=torch.zeros(rows), n=inner, batch_size=[rows])
@@ -174,6 +185,9 @@ def test_update_with_the_batch_size():
     with pytest.raises(RuntimeError, match="other"):
         td.update(of_rows(4), update_batch_size=True)
     assert td.batch_size == (2,) and td["a"].shape == (2,) and sound(td)
+    td = of_rows(2).set("t", Typed(b=torch.ones(2), batch_size=[2]))
+    td.update(of_rows(4).set("t", Typed(b=torch.ones(4), batch_size=[4])), update_batch_size=True)
+    assert td["t"].batch_size == td["t"].b.shape == (4,) and sound(td)
     td = lazy_stack([of_rows(2), of_rows(2)], 0)
     td.update(lazy_stack([of_rows(4), of_rows(4)], 0), update_batch_size=True)
     assert td.batch_size == (2, 4) and td["n"].batch_size == (2, 4, 3) and sound(td)

@@ -158,7 +158,7 @@ def merge(
 ) -> None:
     """Store every entry of `source`, descending where both sides are containers.
 
-    sized: nested lazy stacks take over the batch sizes of those in `source`.
+    sized: nested containers of other kinds take over the batch sizes of those in `source`.
     """
     for key, value in pairs_of(source):
         key = unravel_key(key)
@@ -173,7 +173,7 @@ def merge(
         ):
             if type(mine) is td._plain and type(value) in (td._plain, dict):
                 merge(mine, value, clone, inplace, non_blocking, is_leaf, sized)
-            elif sized and mine._lazy:
+            elif sized and type(mine) is not td._plain:
                 mine.update(value, clone, inplace, is_leaf=is_leaf, update_batch_size=True)
             else:
                 mine.update(value, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
