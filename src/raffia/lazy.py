@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Callable
 from importlib import import_module, util
@@ -33,9 +34,9 @@ def lazy_names(
 
     def get(name: str) -> object:
         if homes.get(name) == package:
-            found = import_module(f"{package}.{name}")
+            found = _module(f"{package}.{name}")
         elif name in homes:
-            found = getattr(import_module(homes[name]), name)
+            found = getattr(_module(homes[name]), name)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         vars(sys.modules[package])[name] = found  # found without this function from now on
@@ -43,6 +44,21 @@ def lazy_names(
 
     exported = sorted(name for name, home in homes.items() if home != package)
     return get, lambda: sorted({*vars(sys.modules[package]), *homes}), exported
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module, and what it imports, without collecting garbage meanwhile.
+
+    Nearly all that is made there stays; to look through it again and again takes a sixth of the
+    time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def imported_for_types(package: str) -> dict[str, str]:
@@ -104,7 +120,7 @@ def imported(reference: Any, *, here: bool = False) -> Any:
     if not home.endswith(".py"):
         if here and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        return getattr(import_module(home), name)
+        return getattr(_module(home), name)
     path = Path(home).resolve()
     for known in (path.stem, f"{path.stem} of {path.parent}"):
         if getattr(sys.modules.get(known), "__file__", None) == str(path):
