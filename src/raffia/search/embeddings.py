@@ -249,7 +249,8 @@ def _layout(leaf: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 def _check_leaf(name: str, leaf: Any, batch: int) -> None:
     if not isinstance(leaf, Tensor):
         raise TypeError(
-            f"{name} of root.embedding is a {type(leaf).__name__}; an embedding holds tensors only"
+            f"{name} of root.embedding is a {type(leaf).__name__}; an embedding holds tensors "
+            "only: keep objects in a list, and make their numbers the embedding"
         )
     if leaf.ndim == 0 or len(leaf) != batch:
         raise ValueError(
