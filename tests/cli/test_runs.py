@@ -127,6 +127,8 @@ train ilql --preset => --preset needs a value | raffia train ilql --help
 train ilql --preset wordle --loss.tau 2 => tau=2.0 must be in 0..1
 train ilql --preset dialogue --language_model gpt --model.trunk.n_layer=3 =>
     --model.trunk.n_layer: the sizes are those of the model in gpt
+train ilql --preset wordle --method bcc => --method='bcc' must be one of
+train ilql --config a.json --method bc => --method sets numbers that --config sets, too
 train ilql --preset wordle --model.trunk.vocab_size 7 => it follows from the tokens; leave it out
 train ilql --preset language-model --data a.jsonl => starts from a language model: give its folder
     | raffia train ilql --preset language-model --data a.jsonl --language_model FOLDER

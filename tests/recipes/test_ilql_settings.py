@@ -223,8 +223,9 @@ def test_a_preset_of_games_takes_a_file_and_describes_it_at_the_start(here, caps
 
 def test_cloning_needs_no_rewards(here, capsys):
     write("unpaid.jsonl", *[dialogue_of(str(n), None, 0.0) for n in range(6)])
-    alone = "--loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
-    assert main(f"train ilql --data unpaid.jsonl {alone} {SMALL}".split()) == 0
+    assert main(f"train ilql --data unpaid.jsonl --method bc {SMALL}".split()) == 0
+    config = read_run("runs/a")
+    assert (config.loss.needs_values, config.decode.include_adv) == (False, False)
 
 
 def test_large_networks_have_all_threads_and_small_ones_one(monkeypatch):

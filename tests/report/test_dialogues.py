@@ -5,6 +5,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from raffia.algorithms.ilql import method
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.report import summarise
 from raffia.report.dialogue_files import read_dialogues
@@ -254,9 +255,13 @@ def test_methods_are_named_by_their_config():
     assert method_of(only_q) == "conservative Q-learning"
     names = {name: method_of(of_groups(to_json(config))) for name, config in ILQL_PRESETS.items()}
     assert names["wordle"] == names["wordle-branching"] == names["dialogue"] == "ILQL"
-    assert names["wordle-bc"] == "behaviour cloning"
-    assert names["wordle-filtered-bc"] == "behaviour cloning of the best 10 %"
-    assert names["wordle-single-step"] == "one step (SARSA)"
+    for name, expected in (
+        ("bc", "behaviour cloning"),
+        ("filtered_bc", "behaviour cloning of the best 10 %"),
+        ("single_step", "one step (SARSA)"),
+    ):
+        by_method = method(name, ILQL_PRESETS["dialogue"])
+        assert method_of(of_groups(to_json(by_method))) == expected
 
 
 def compared_rows(*folders):

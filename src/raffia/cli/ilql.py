@@ -13,6 +13,7 @@ from raffia.cli.figures import show_figures
 from raffia.cli.parser import UsageError
 from raffia.cli.style import call, columns, number, waiting
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
+from raffia.recipes.ilql.presets import with_method
 
 if TYPE_CHECKING:
     from raffia.recipes.ilql import ILQLEvaluation
@@ -40,6 +41,11 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
             "hf); with --lora.rank 8 its weights are frozen and a low-rank change is learnt; with "
             "--data.chat_template dialogues are in its own format",
         ),
+        "--method": (
+            "NAME",
+            "another method with the same networks and data: bc (behaviour cloning), filtered_bc "
+            "(of the best tenth of the dialogues), single_step (one step of improvement), cql",
+        ),
         "--population": POPULATION,
     }
     vouched_flags = {
@@ -58,6 +64,7 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
     }
     examples = (
         "raffia train ilql --preset wordle --seed 1",
+        "raffia train ilql --preset wordle --method bc",
         "raffia train ilql --preset wordle --wordle.num_words 48 --loss.tau 0.9",
         "raffia train ilql --data chats.jsonl --language_model models/gpt2 --num_updates 20000",
         "raffia train ilql --data chats.jsonl --language_model models/qwen --data.chat_template",
@@ -88,7 +95,18 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
                     config.data, tokenizer=flags["--language_model"], add_special_tokens=True
                 )
                 config = replace(config, data=data)
+        if "--method" in flags:
+            config = self._by_method(flags["--method"], config, flags)
         return preset, self.given(config, flags)
+
+    def _by_method(self, name: Any, config: ILQLRun, flags: Mapping[str, str]) -> ILQLRun:
+        """The config with the numbers of a method."""
+        if "--config" in flags:
+            raise UsageError("--method sets numbers that --config sets, too: leave one of them out")
+        try:
+            return with_method(name, config)
+        except ValueError as error:
+            raise UsageError(f"--{error}", f"raffia train {self.name} --help") from None
 
     def given(self, config: ILQLRun, flags: Mapping[str, str]) -> ILQLRun:
         """The config with the environment that --env names."""
@@ -135,9 +153,10 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
 
     def run_name(self, flags: Mapping[str, str], preset: str, config: ILQLRun) -> str:
         """Name of a new run's folder: that of the data, if they were given."""
+        name = super().run_name(flags, preset, config)
         if "--data" in flags:
-            return Path(flags["--data"]).name.partition(".")[0]
-        return super().run_name(flags, preset, config)
+            name = Path(flags["--data"]).name.partition(".")[0]
+        return f"{name}-{flags['--method']}" if "--method" in flags else name
 
     def listed(self, config: ILQLRun) -> list[str]:
         """The task; no environment steps are played."""

@@ -142,8 +142,8 @@ def model_card(
 def method_of(config: ILQLRun) -> str:
     """The name of the method that a config's numbers amount to.
 
-    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
-    >>> method_of(ILQLRun()), method_of(ILQL_PRESETS["wordle-filtered-bc"])
+    >>> from raffia.algorithms.ilql.config import method
+    >>> method_of(ILQLRun()), method_of(method("filtered_bc", ILQLRun()))
     ('implicit language Q-learning (ILQL, tau 0.6)', 'behaviour cloning of the best 10 %')
     """
     loss = config.loss

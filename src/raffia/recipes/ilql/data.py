@@ -173,8 +173,7 @@ def _refuse_unrewarded(data: DialogueDataset, config: ILQLRun) -> None:
             f"none of the {len(data)} dialogues has a reward other than 0{within}, so nothing "
             'distinguishes good answers from bad ones: give rewards, "reward" beside a message or '
             "in the row (--data.columns score=reward if it has another name). To imitate all of "
-            "them: --keep_best 1 --loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 "
-            "--decode.no_include_adv"
+            f"them: --method bc{' --keep_best 1' if config.keep_best < 1 else ''}"
         )
 
 

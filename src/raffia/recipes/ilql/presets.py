@@ -11,6 +11,7 @@ from raffia.algorithms.ilql.config import (
     DecodeConfig,
     ILQLLossConfig,
     ILQLModelConfig,
+    Method,
     OptimizerConfig,
     TargetConfig,
     TrunkConfig,
@@ -66,8 +67,6 @@ WORDLE = ILQLRun(
     checkpoint=CheckpointConfig(every_updates=1_000),
 )
 
-ALONE = replace(WORDLE, evaluate=replace(WORDLE.evaluate, adv_weights=()))  # for lack of values
-
 BRANCHING = replace(
     WORDLE,
     wordle=replace(WORDLE.wordle, games="branching"),
@@ -96,7 +95,6 @@ LETTERS = replace(  # the paper's setting: letters, more words, greedy, advantag
     ),
     evaluate=ILQLEvaluateConfig(every_updates=1_000, adv_weights=(0.0,)),
 )
-LETTERS_ALONE = replace(LETTERS, evaluate=replace(LETTERS.evaluate, adv_weights=()))
 
 DIALOGUE = ILQLRun(
     model=ILQLModelConfig(trunk=TrunkConfig(n_layer=4, n_head=4, n_embd=128, block_size=512)),
@@ -123,23 +121,8 @@ LANGUAGE_MODEL = replace(
 _NAMED: dict[str, tuple[ILQLRun, str]] = {
     "ilql-smoke": (SMOKE, "tiny networks, a few seconds: a smoke test"),
     "wordle": (WORDLE, "24 words, from 20,000 games of good and bad players"),
-    "wordle-bc": (method("bc", ALONE), "... by behaviour cloning, for comparison"),
-    "wordle-filtered-bc": (
-        method("filtered_bc", ALONE),
-        "... by cloning the best tenth of the games",
-    ),
-    "wordle-single-step": (
-        method("single_step", WORDLE),
-        "... with one step of improvement (tau 0.5)",
-    ),
-    "wordle-cql": (method("cql", ALONE), "... by conservative Q-learning"),
     "wordle-branching": (BRANCHING, "games that mislead one step of improvement"),
-    "wordle-branching-single-step": (
-        method("single_step", BRANCHING),
-        "... with that one step, for comparison",
-    ),
     "wordle-letters": (LETTERS, "200 words in letters, 40 of the secrets held out"),
-    "wordle-letters-bc": (method("bc", LETTERS_ALONE), "... by behaviour cloning, for comparison"),
     "dialogue": (DIALOGUE, "your dialogues (--data FILE), from scratch"),
     "language-model": (
         LANGUAGE_MODEL,
@@ -148,3 +131,14 @@ _NAMED: dict[str, tuple[ILQLRun, str]] = {
 }
 ILQL_PRESETS: Presets[ILQLRun] = Presets({name: run for name, (run, _) in _NAMED.items()})
 ILQL_SUMMARIES = {name: summary for name, (_, summary) in _NAMED.items()}
+
+
+def with_method(name: Method, run: ILQLRun) -> ILQLRun:
+    """The run by `raffia.algorithms.ilql.method`; without V, no weights of advantages are compared.
+
+    >>> with_method("bc", ILQL_PRESETS["wordle"]).evaluate.adv_weights
+    ()
+    """
+    if name in ("bc", "filtered_bc", "cql"):
+        run = replace(run, evaluate=replace(run.evaluate, adv_weights=()))
+    return method(name, run)
