@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from raffia.recipes.efficientzero.evaluation import MakeEnv
     from raffia.recipes.ilql.evaluation import ILQLEvaluation, MakeLanguageEnv
     from raffia.tensordict.tensordict import TensorDict
+    from raffia.train.log import OnRow
     from raffia.train.session import RunResult
     from raffia.train.view import View
 
@@ -54,6 +55,7 @@ def train(
     make_env: MakeEnv | MakeLanguageEnv | str | None = None,
     networks: ModelFactory | str | None = None,
     stop: Stop = lambda: False,
+    on_row: OnRow | None = None,
 ) -> RunResult:
     """Train in a new folder, until the end, the target return or a signal to stop.
 
@@ -68,6 +70,8 @@ def train(
     networks: of EfficientZero, instead of those that the config describes: a function that returns
         the model, which a resume needs, too; or its name, as in the setting `networks`.
     stop: asked after each update; once it is true, the run saves and stops.
+    on_row: called with each row of `metrics.jsonl` when it is written, a dict; `Ended` that it
+        raises ends the run, and an error fails it, after the update, which is saved.
     Raises RunError if the folder holds a run already, TypeError for what is not a config.
 
     >>> import io, tempfile
@@ -87,7 +91,7 @@ def train(
     shown = view or make_view()
     config = algorithm.settled(config, tell=shown.message, **parts)
     create_run(folder, config, preset, own, algorithm)
-    return run_session(folder, make, config, shown, stop=stop, is_new=True)
+    return run_session(folder, make, config, shown, stop=stop, on_row=on_row, is_new=True)
 
 
 def resume(
@@ -99,13 +103,15 @@ def resume(
     make_env: MakeEnv | MakeLanguageEnv | str | None = None,
     networks: ModelFactory | str | None = None,
     stop: Stop = lambda: False,
+    on_row: OnRow | None = None,
 ) -> RunResult:
     """Continue from the newest checkpoint, as if the run had never been stopped.
 
     algorithm: one that is not part of an installed package; None: the one that the run names.
     config: replaces the run's, which `read_run(folder)` gives: a longer run, another target. What
         depends on the fraction of training that is done, as temperatures do, follows it.
-    make_env, networks, view, stop: as in `train`. ILQL needs no `make_env` of an installed package.
+    make_env, networks, view, stop, on_row: as in `train`. ILQL needs no `make_env` of an installed
+        package.
     Raises RunError if the config differs in what has shaped what was learnt.
 
     >>> import io, tempfile
@@ -151,7 +157,7 @@ def resume(
         if changed:
             write_config(folder, after, made_by["preset"], own, algorithm)
 
-    return run_session(folder, make, after, view or make_view(), on_start, stop, changed)
+    return run_session(folder, make, after, view or make_view(), on_start, stop, changed, on_row)
 
 
 def _made_with(algorithm: Algorithm, parts: Mapping[str, Any]) -> tuple[list[str], Make]:

@@ -18,6 +18,7 @@ from raffia.recipes.run_folder import (
     given_back,
 )
 from raffia.train.experiment import Experiment, Stop
+from raffia.train.log import OnRow
 from raffia.train.session import RunResult, TrainingSession
 from raffia.train.signals import stop_on_signals
 from raffia.train.view import View
@@ -83,12 +84,13 @@ def run_session(
     on_start: Callable[[], None] = lambda: None,
     stop: Stop = lambda: False,
     changed: Mapping[str, Any] | None = None,
+    on_row: OnRow | None = None,
     is_new: bool = False,
 ) -> RunResult:
     """A session of a run, until its end, its target or a signal to stop.
 
     on_start: called once the run is restored or initialised, before the first update.
-    changed: settings that are others than before, for the row of the resume.
+    changed, on_row: as of `TrainingSession`.
     is_new: whether its folder was made for it, and goes if it can't begin.
     """
     with (
@@ -107,10 +109,12 @@ def run_session(
         saved, losses = -1, 0
         while True:
             try:
-                with (
-                    contextlib.closing(make(config, folder, shown)) as experiment,
-                    contextlib.closing(TrainingSession(experiment, changed=changed)) as session,
-                ):
+                with contextlib.ExitStack() as opened:
+                    experiment = opened.enter_context(
+                        contextlib.closing(make(config, folder, shown))
+                    )
+                    session = TrainingSession(experiment, changed=changed, on_row=on_row)
+                    opened.enter_context(contextlib.closing(session))
                     result = session.run(lambda: signals.requested or stop(), on_start)
                 return replace(result, signal=signals.name)
             except StateLost as error:

@@ -40,6 +40,9 @@ VERSION = b"brain.Event:2"
 POLYNOMIAL = 0x82F63B78  # with its bits in reverse order
 
 
+OnRow = Callable[[dict[str, Any]], object]
+
+
 class Log:
     """Rows about training and episodes, each `plan.log_every` updates, and the view at each one."""
 
@@ -188,7 +191,10 @@ class Records:
     ('train', 5, 40, 0.25)
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_row: OnRow | None = None) -> None:
+        """on_row: called with each row; once it raises, which is `error`, no more."""
+        self._on_row = on_row
+        self.error: Exception | None = None
         self._rows = JsonLines(folder / "metrics.jsonl")
         self._events = EventFile(folder)
         self._before, self._begun = 0.0, time.monotonic()
@@ -218,6 +224,11 @@ class Records:
                 self._waiting.append(functools.partial(write, step=update))
         with contextlib.suppress(OSError):  # `state` raises it, if it lasts
             self._write_what_waits()
+        if self._on_row is not None and self.error is None:
+            try:
+                self._on_row({**row, **values})
+            except Exception as error:  # raised between two updates, where all fits together
+                self.error = error
 
     def _write_what_waits(self) -> None:
         while self._waiting:

@@ -20,7 +20,7 @@ from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import Experiment, RunError, Stop
-from raffia.train.log import Log, Records
+from raffia.train.log import Log, OnRow, Records
 from raffia.train.loop import Ended, Evaluate, Save, train
 from raffia.train.run_state import LEARNER, RunState, Tree
 
@@ -48,6 +48,8 @@ class RunResult:
 class TrainingSession:
     """An experiment in its folder, from its newest checkpoint, or from the start, to its end.
 
+    on_row: called with each row of `metrics.jsonl` when it is written; an error of it ends the run
+        after the update, which is saved first.
     changed: settings that are others than before a resume, as JSON, for the row about it.
 
     >>> def train(experiment: Experiment) -> RunResult:
@@ -55,11 +57,17 @@ class TrainingSession:
     ...         return session.run()
     """
 
-    def __init__(self, experiment: Experiment, *, changed: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        changed: Mapping[str, Any] | None = None,
+        on_row: OnRow | None = None,
+    ) -> None:
         self._changed = {"changed": dict(changed)} if changed else {}
         self.experiment, self.folder, self.view = experiment, experiment.folder, experiment.view
         self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=experiment.plan.keep)
-        self.records = Records(self.folder)
+        self.records = Records(self.folder, on_row)
         self.log = Log(experiment, self.records)
         self.evaluate = Evaluate(experiment, self.records, self.log)
         counters: Tree = {"evaluate": self.evaluate, "log": self.log, "records": self.records}
@@ -86,7 +94,7 @@ class TrainingSession:
                     state,
                     self._step,
                     num_updates=num_updates,
-                    every=[self.log, self.evaluate, self._evolve, self.save],
+                    every=[self.log, self.evaluate, self._evolve, self.save, self._raise_of_caller],
                     stop=stop,
                 )
                 if reason == "finished":
@@ -97,6 +105,16 @@ class TrainingSession:
                 self._note_failure(error)
                 raise
             return self._end(state, reason)
+
+    def _raise_of_caller(self, state: TensorDict, metrics: TensorDict) -> None:
+        """Raise what `on_row` raised, once the state is saved."""
+        if (error := self.records.error) is None:
+            return
+        try:
+            if self.save.last != step_of(state):
+                self.save.now(state)
+        finally:
+            raise error
 
     def _step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
         """A step of the experiment, with a note of the newest state."""
@@ -182,6 +200,8 @@ class TrainingSession:
         if self.save.last != update:
             self.save.now(state)  # before the row of the end, or a kill between would be final
         self._write("end", state, reason=reason)
+        if self.records.error is not None and not isinstance(self.records.error, Ended):
+            raise self.records.error
         latest, best = self.evaluate.latest, self.evaluate.best
         return RunResult(
             folder=self.folder,

@@ -91,6 +91,12 @@ def test_a_tensor_in_place_of_a_state_is_refused():
         act(planner_of(), torch.zeros(3, 4), temperature=0.0, noise=False)
 
 
+def test_one_state_alone_is_refused_with_its_shape():
+    message = r"\['B', 4\]; got \[1\]. One state alone is state.unsqueeze\(0\)"
+    with pytest.raises(ValueError, match=message):
+        planner_of().values(torch.zeros(1))
+
+
 @pytest.mark.parametrize("seed", [torch.arange(5, dtype=torch.int32), torch.arange(4)])
 def test_seeds_that_are_not_one_int64_for_each_row_are_refused(seed):
     with pytest.raises(ValueError, match=r"seed is torch.int.*; it must be int64 \[5\]"):

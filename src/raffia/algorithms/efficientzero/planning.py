@@ -169,6 +169,13 @@ class Planner:
         return self._snapshot.root(self._input(observation), None, None, member).value.cpu()
 
     def _input(self, observation: Tensor) -> Tensor:
+        stack = [] if self.frame_stack == 1 else [self.frame_stack]
+        if observation.ndim != 1 + len(stack) + len(self.spec.observation_shape):
+            raise ValueError(
+                f"observations of B states must have shape "
+                f"{['B', *stack, *self.spec.observation_shape]}; got {list(observation.shape)}. "
+                "One state alone is state.unsqueeze(0)"
+            )
         return as_input(self.merged(observation).to(self.device))
 
     def merged(self, observation: Tensor) -> Tensor:
