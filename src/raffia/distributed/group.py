@@ -148,13 +148,15 @@ class Group:
                 raise TypeError(
                     f"a mean of {tensor.dtype} is not defined: pass floating-point tensors"
                 )
-        out = [torch.empty_like(tensor) for tensor in tensors]
+        out = list(tensors)
         for bucket in buckets(tensors):
             flat = torch.cat([tensors[at].detach().reshape(-1) for at in bucket])
             flat = self._sum(flat).div_(self.size)
             parts = flat.split([tensors[at].numel() for at in bucket])
             for at, part in zip(bucket, parts, strict=True):
-                out[at].copy_(part.view(out[at].shape))
+                like, part = tensors[at], part.view(tensors[at].shape)
+                # In the memory of the sum, unless the tensor has its numbers in another order
+                out[at] = part if like.is_contiguous() else torch.empty_like(like).copy_(part)
         return out
 
     def _sum(self, flat: Tensor) -> Tensor:  # [N]
