@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import Normal
 from torch.testing import assert_close
 
-from raffia import TensorDict, TensorDictParams
+from raffia import TensorClass, TensorDict, TensorDictParams, lazy_stack
 from raffia.nn import EnsembleModule as Ensemble
 from raffia.nn import (
     TensorDictModule,
@@ -251,6 +251,27 @@ def test_probabilistic_modules_draw_independently():
     with set_interaction_type("random"):
         action = head(loc=torch.zeros(B, A), scale=torch.ones(B, A))[0]
     assert action.unique().numel() == N * B * A
+
+
+class Fields(TensorClass):
+    x: torch.Tensor
+    y: torch.Tensor | None = None
+
+
+@pytest.mark.parametrize("kind", ["a tensorclass", "a lazy stack", "a tensorclass within"])
+def test_other_containers_get_the_leading_dimension_too(kind):
+    key, td = "y", inputs().select("x")
+    expected = (ensemble := Ensemble(mlp(), num_copies=N))(td)["y"]
+    if kind == "a lazy stack":
+        td = lazy_stack(td.unbind(0))
+    else:
+        td = Fields(x=td["x"], batch_size=[B])
+    if kind == "a tensorclass within":
+        key, td = ("in", "y"), TensorDict({"in": td}, [B])
+        ensemble.module.in_keys, ensemble.module.out_keys = [("in", "x")], [key]
+    result = ensemble(td)
+    assert result.batch_size == (N, B) and result.get("in", result).batch_size == (N, B)
+    assert_close(result.get(key), expected)
 
 
 class Slow(nn.Linear):

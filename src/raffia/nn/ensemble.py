@@ -13,6 +13,7 @@ from torch._C._functorch import _add_batch_dim, _remove_batch_dim
 from torch._functorch.predispatch import lazy_load_decompositions
 from torch._functorch.vmap import vmap_increment_nesting
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 
 from raffia.functional.seeds import lock_of_threads
 from raffia.hints import check_range
@@ -216,10 +217,15 @@ def _mapped(member: Callable[..., Any], num_copies: int, leaves: list[Any]) -> S
     lazy_load_decompositions()
     with vmap_increment_nesting(num_copies, "different") as level:
         outputs = member(*[_add_batch_dim(leaf, 0, level) for leaf in leaves])
-        return [
+        form = None
+        if not all([isinstance(out, Tensor) for out in outputs]):
+            # containers of other kinds than `_opened` opens
+            outputs, form = pytree.tree_flatten(outputs)
+        values = [
             _remove_batch_dim(out, level, num_copies, 0) if isinstance(out, Tensor) else out
             for out in outputs
         ]
+        return values if form is None else pytree.tree_unflatten(values, form)
 
 
 def _opened(td: Any) -> tuple[list[Any], Any]:
