@@ -78,6 +78,7 @@ def test_an_agent_acts_is_evaluated_and_shows_its_tree(finished):
     first, again = (evaluate(finished, episodes=5, seed=3) for _ in range(2))
     assert first == again and len(first.returns) == 5 and first.files == []
     assert evaluate(finished, episodes=5, seed=3, checkpoint="newest").lengths
+    assert load_agent(finished, agent.update).update == agent.update
     assert load_agent(finished, device="meta").planner.device.type == "meta"
     with pytest.raises(RunError, match="device='gpu' cannot be used"):
         evaluate(finished, device="gpu")
@@ -98,7 +99,9 @@ BY_FOLDER = [  # a call with a folder and a finished run, the error, and its mes
     (lambda folder, _: resume(folder / "nothing", view=Quiet()), RunError, "is not a run fol"),
     (lambda folder, _: train(short(), folder), RunError, "exists and is not a run folder"),
     (lambda _, run: train(short(), run), RunError, "already holds a run: resume it with `raff"),
-    (lambda _, run: evaluate(run, checkpoint="999"), RunError, "has no checkpoint '999'"),
+    (lambda _, run: evaluate(run, checkpoint=999), RunError, "has no checkpoint '999'"),
+    (lambda _, run: evaluate(run, num_simulations=0), ValueError, "num_simulations=0 must be at"),
+    (lambda _, run: load_agent(run, make_env=ValueProbe), TypeError, r"env_factory\(ValueProbe\)"),
     (lambda _, run: evaluate(run, opponent="random"), ValueError, "so it has no opponents"),
 ]
 

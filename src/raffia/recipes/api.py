@@ -173,7 +173,7 @@ def _made_with(algorithm: Algorithm, parts: Mapping[str, Any]) -> tuple[list[str
 @overload
 def load_agent(
     folder: str | Path,
-    checkpoint: str = ...,
+    checkpoint: str | int = ...,
     *,
     algorithm: Literal["efficientzero"],
     device: str = ...,
@@ -182,7 +182,7 @@ def load_agent(
 @overload
 def load_agent(
     folder: str | Path,
-    checkpoint: str = ...,
+    checkpoint: str | int = ...,
     *,
     algorithm: Literal["ilql"],
     device: str = ...,
@@ -191,7 +191,7 @@ def load_agent(
 @overload
 def load_agent(
     folder: str | Path,
-    checkpoint: str = ...,
+    checkpoint: str | int = ...,
     *,
     algorithm: Algorithm | None = ...,
     device: str = ...,
@@ -202,7 +202,7 @@ def load_agent(
 @plain_arithmetic()
 def load_agent(
     folder: str | Path,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     *,
     algorithm: Algorithm | Name | None = None,
     device: str = "cpu",
@@ -286,7 +286,7 @@ def _play(
     algorithm: Algorithm,
     *,
     episodes: int = 100,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     seed: int = 0,
     device: str = "cpu",
 ) -> Evaluation:
@@ -300,7 +300,7 @@ def _play(
 
 
 def _state_of(
-    folder: Path, algorithm: Algorithm, checkpoint: str, device: str
+    folder: Path, algorithm: Algorithm, checkpoint: str | int, device: str
 ) -> tuple[Any, TensorDict, int]:
     """The settings, the best member's state, and its update, of a run on this device."""
     require_device(device)

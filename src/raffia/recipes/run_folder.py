@@ -347,7 +347,7 @@ def is_saved(folder: Path, update: int, warn: Callable[[str], object]) -> bool:
     return newest is not None and newest.update >= update
 
 
-def find_checkpoint(folder: Path, which: str) -> Checkpoint:
+def find_checkpoint(folder: Path, which: str | int) -> Checkpoint:
     """The "best" or the "newest" checkpoint of a run, or one by its number; RunError if none is."""
     checkpoints = Checkpoints(folder / "checkpoints")
     if which in ("best", "newest"):
@@ -364,6 +364,7 @@ def find_checkpoint(folder: Path, which: str) -> Checkpoint:
             )
         return found
     available = {checkpoint.update: checkpoint for checkpoint in checkpoints.available()}
+    which = str(which)
     if not which.isdecimal() or int(which) not in available:
         raise RunError(
             f"{folder} has no checkpoint {which!r}; there are 'best', 'newest' and "

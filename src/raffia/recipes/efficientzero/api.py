@@ -12,7 +12,9 @@ from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env as MAKE_ENV
+from raffia.envs.make import require_env_factory
 from raffia.envs.opponents import make_opponent
+from raffia.hints import check_range
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.devices import require_device
 from raffia.recipes.efficientzero.actors import make_networks, spec_of
@@ -86,13 +88,15 @@ def read_with(
     given = {"make_env": make_env, "networks": networks}
     refuse_without_own(Path(folder), [part for part, one in given.items() if one is not None])
     config, others = ALGORITHMS["efficientzero"].with_named(config, given)
-    return config, others.get("make_env", MAKE_ENV), others.get("networks")
+    factory = others.get("make_env", MAKE_ENV)
+    require_env_factory(factory)
+    return config, factory, others.get("networks")
 
 
 @plain_arithmetic()
 def load_agent(
     folder: str | Path,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     *,
     device: str = "cpu",  # of the networks, such as "cuda"
     num_simulations: int | None = None,  # of a search; None: as the run evaluates
@@ -114,6 +118,8 @@ def load_agent(
     torch.Size([2])
     """
     require_device(device)
+    if num_simulations is not None:
+        check_range("num_simulations", num_simulations, 1)
     config, make_env, factory = read_with(folder, make_env, networks)
     spec = spec_of(config.env, make_env)
     planner = Planner(
@@ -134,7 +140,7 @@ def evaluate(
     folder: str | Path,
     *,
     episodes: int = 100,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     seed: int = 0,
     device: str = "cpu",
     num_simulations: int | None = None,

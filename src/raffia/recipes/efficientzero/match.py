@@ -43,7 +43,7 @@ class BoardPlayer(Protocol):
 
 def load_player(
     folder: Path,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     *,
     device: str = "cpu",
     num_simulations: int | None = None,

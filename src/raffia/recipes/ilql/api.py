@@ -28,7 +28,7 @@ from raffia.recipes.run_folder import find_checkpoint, read_run_of
 from raffia.recipes.running import plain_arithmetic, threads
 
 
-def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:
+def member_config(folder: str | Path, checkpoint: str | int = "best") -> ILQLRun:
     """The settings of a run with the decoding of its best member, which may have its own numbers.
 
     >>> import io, tempfile
@@ -48,7 +48,7 @@ def member_config(folder: str | Path, checkpoint: str = "best") -> ILQLRun:
 @plain_arithmetic()
 def load_agent(
     folder: str | Path,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     *,
     device: str = "cpu",  # of the networks, such as "cuda"
     decode: DecodeConfig | None = None,  # how it decodes; None: as in the run
@@ -88,7 +88,7 @@ def evaluate(
     folder: str | Path,
     *,
     episodes: int = 1000,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     seed: int = 0,
     device: str = "cpu",
     decode: DecodeConfig | None = None,

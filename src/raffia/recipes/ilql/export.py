@@ -76,7 +76,7 @@ class ExportedAgent:
     target: ILQLTarget
 
 
-def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Exported:
+def export(run: str | Path, out: str | Path, checkpoint: str | int = "best") -> Exported:
     """Write the policy of a run, its tokenizer, its values and a card into a new folder.
 
     out: not there yet, or empty; it appears at once, when all of it is on disk.
@@ -104,7 +104,7 @@ def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Export
         raise RunError(f"{out} already exists and is not empty: give another folder")
     _refuse_rotary(config, run)
     update = find_checkpoint(run, checkpoint).update
-    policy = load_agent(run, str(update))
+    policy = load_agent(run, update)
 
     with new_folder(out) as unfinished:
         folder = Path(unfinished)
