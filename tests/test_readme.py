@@ -20,7 +20,8 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in """data torchrl lightzero 
     search scale sweep training ilql evolution own_algorithm""".split())]  # fmt: skip
 
 
-LINKED = [*PAGES, "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md", "docs/tensordict.md"]
+LINKED = [*PAGES, "CONTRIBUTING.md"]
+LINKED += [f"docs/{name}.md" for name in ("index", "ARCHITECTURE", "results", "tensordict")]
 
 
 def run_blocks(text: str) -> int:
