@@ -240,7 +240,8 @@ def test_a_run_starts_from_a_language_model(chats, tmp_path):
     torch.manual_seed(0)
     theirs = CausalLM(12, n_layer=1, n_head=2, n_embd=8, block_size=40)
     save_gpt2(tmp_path / "gpt", theirs.settings(), theirs.state_dict())
-    config = of_chats(chats, language_model=str(tmp_path / "gpt"), num_updates=1)
+    data = DialogueDataConfig(files=chats, held_out=0.2, tokenizer="characters")
+    config = of_chats(chats, language_model=str(tmp_path / "gpt"), data=data, num_updates=1)
     trunk = config.model.trunk
     assert (trunk.n_embd, trunk.block_size, trunk.dropout) == (8, 40, 0.1)
     frozen = with_all(config, optimizer__learning_rate=0.0)

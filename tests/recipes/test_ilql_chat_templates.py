@@ -11,7 +11,7 @@ from raffia.lm import ChatTokenizer
 from raffia.lm.data.dialogue_rows import Dialogue
 from raffia.recipes.ilql import load_agent, resume, train, with_sizes
 from raffia.recipes.ilql.chat import Chat
-from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, LoRAConfig
 from raffia.recipes.ilql.data import describe_template
 from raffia.recipes.ilql.export import export, load_exported
 from raffia.train import RunError
@@ -114,7 +114,9 @@ def test_an_export_keeps_the_template(models_folder, tmp_path):
 def test_errors_name_the_settings_that_fix_them(models_folder, tmp_path):
     words = "chat_template=True needs the tokenizer of a Hugging Face model"
     with pytest.raises(ValueError, match=words):
-        DialogueDataConfig(chat_template=True)
+        ILQLRun(task="data", data=DialogueDataConfig(chat_template=True))
+    with pytest.raises(ValueError, match=words):
+        DialogueDataConfig(chat_template=True, tokenizer="words")
     bare = write_tokenizer(tmp_path / "bare", None)
     config = config_of(models_folder)
     for folder, message in ((bare, "has no chat template"), (tmp_path / "no", "does not exist")):

@@ -12,7 +12,7 @@ from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import merge_lora
 from raffia.recipes import read_run
 from raffia.recipes.ilql import evaluate, load_agent, resume, train, with_sizes
-from raffia.recipes.ilql.config import LoRAConfig
+from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig
 from raffia.recipes.ilql.networks import Networks, starting_model
 from raffia.tensordict import TensorDict
 from raffia.train import RunError
@@ -146,6 +146,8 @@ def test_embeddings_learn_where_tokens_were_added(models_folder, tmp_path):
     full = write_model(tmp_path / "full", "llama", vocab_size=NUM_TOKENS)
     other = of_file(str(models_folder / "chats.jsonl"), full, lora=LoRAConfig(rank=2))
     assert with_sizes(other).lora.learn_embeddings is False
+    data = DialogueDataConfig(files=config.data.files)  # the tokens are the model's by themselves
+    assert with_sizes(replace(config, data=data)).model.trunk == config.model.trunk
 
 
 def test_the_stored_model_is_checked(models_folder, tmp_path):

@@ -12,7 +12,7 @@ from raffia.cli.algorithm import FOLDER, POPULATION, AlgorithmCommands
 from raffia.cli.figures import show_figures
 from raffia.cli.parser import UsageError
 from raffia.cli.style import call, columns, number, waiting
-from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
+from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.presets import with_method
 
 if TYPE_CHECKING:
@@ -89,12 +89,6 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
             config = replace(config, task="data", data=data, evaluate=evaluate)
         if "--language_model" in flags:
             config = replace(config, language_model=flags["--language_model"])
-            if config.data == DialogueDataConfig(files=config.data.files):
-                # The model's own tokens, where nothing else is set.
-                data = replace(
-                    config.data, tokenizer=flags["--language_model"], add_special_tokens=True
-                )
-                config = replace(config, data=data)
         if "--method" in flags:
             config = self._by_method(flags["--method"], config, flags)
         return preset, self.given(config, flags)

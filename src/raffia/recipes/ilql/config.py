@@ -58,8 +58,9 @@ class DialogueDataConfig(Checked):
     # Further roles, each the agent's or not: bot=agent caller=environment.
     roles: tuple[Annotated[str, named_pair("bot=agent")], ...] = ()
     # "characters", "words" (between spaces), or the path of a tokenizer: a folder, or a JSON file
-    # of Hugging Face (extra: text).
-    tokenizer: str = "characters"
+    # of Hugging Face (extra: text). Empty: the language model's own, with the special tokens that
+    # it lacks; without a model characters.
+    tokenizer: str = ""
     # Write dialogues by the tokenizer's own chat template, with no token added: for models that
     # follow instructions (extra: text).
     chat_template: bool = False
@@ -82,12 +83,8 @@ class DialogueDataConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.chat_template and self.tokenizer in ("characters", "words"):
-            raise ValueError(
-                "chat_template=True needs the tokenizer of a Hugging Face model, but "
-                f"tokenizer={self.tokenizer!r} has no chat template: give the model's folder "
-                "(--data.tokenizer FOLDER)"
-            )
+        if self.tokenizer in ("characters", "words"):
+            self.check_template(self.tokenizer)
         for pair in self.roles:
             if pair.partition("=")[2] not in ("agent", "environment"):
                 raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
@@ -95,6 +92,15 @@ class DialogueDataConfig(Checked):
             raise ValueError(
                 f"held_out={self.held_out} must be between 0 and 1: without held-out rows there "
                 "is nothing to evaluate on, and without others nothing to learn from"
+            )
+
+    def check_template(self, tokenizer: str) -> None:
+        """Raise ValueError if a chat template is asked of a tokenizer made from the data."""
+        if self.chat_template:
+            raise ValueError(
+                "chat_template=True needs the tokenizer of a Hugging Face model, but "
+                f"tokenizer={tokenizer!r} has no chat template: give the model's folder "
+                "(--data.tokenizer FOLDER)"
             )
 
 
@@ -335,6 +341,8 @@ class ILQLRun(ILQLConfig):
 
     def _check_language_model(self) -> None:
         trunk, lora = self.model.trunk, self.lora
+        if not (self.data.tokenizer or self.language_model):
+            self.data.check_template("characters")
         if not self.language_model and (lora.rank or trunk.kind != "gpt"):
             what = f"lora.rank={lora.rank}" if lora.rank else f"model.trunk.kind={trunk.kind!r}"
             raise ValueError(

@@ -395,7 +395,9 @@ def make_tokenizer(
         if config.wordle.layout == "letters":
             return wordle_letter_tokenizer()
         return wordle_word_tokenizer(make_wordle(config.wordle).vocabulary, non_word=NON_WORD)
-    data = config.data
+    data, own = config.data, config.language_model
+    if not data.tokenizer:
+        data = replace(data, tokenizer=own or "characters", add_special_tokens=True)
     if data.tokenizer in ("characters", "words"):
         make = character_tokenizer if data.tokenizer == "characters" else WordTokenizer.from_texts
         with _named_as_settings():
