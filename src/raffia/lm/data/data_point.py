@@ -11,10 +11,10 @@ Legend: T tokens of a row, A of them actions, U utterances of the agent.
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from raffia.files import shown
@@ -190,7 +190,7 @@ class DataPoint:
         ([2, 4], [1.0, 2.0])
         """
         tokens, actions = list(tokens), list(action_idxs)
-        rewards, last = [float(reward) for reward in rewards], len(tokens) - 1
+        rewards, last = list(map(float, rewards)), len(tokens) - 1
         _check_row(tokens, actions, rewards)
         if token_reward is not None:
             by_token = _by_token(token_reward, tokens)
@@ -242,7 +242,7 @@ def _check_row(tokens: list[int], actions: list[int], rewards: list[float]) -> N
             f"there are {len(rewards)} rewards for {len(actions)} actions: pass one for each of "
             "action_idxs (0.0 for no reward)"
         )
-    rising = all(a < b for a, b in pairwise(actions))
+    rising = all(map(operator.lt, actions, actions[1:]))
     if actions and not (rising and 0 <= actions[0] and actions[-1] < last):
         raise ValueError(
             f"action_idxs {_few(actions)} must be increasing and lie in 0..{last - 1}: token i + "
@@ -251,9 +251,9 @@ def _check_row(tokens: list[int], actions: list[int], rewards: list[float]) -> N
 
 
 def _check_finite(rewards: list[float]) -> None:
-    for number, reward in enumerate(rewards):
-        if not math.isfinite(reward):
-            raise ValueError(f"reward {number} is {reward!r}, but rewards must be finite numbers")
+    if not all(map(math.isfinite, rewards)):
+        at, reward = next((i, r) for i, r in enumerate(rewards) if not math.isfinite(r))
+        raise ValueError(f"reward {at} is {reward!r}, but rewards must be finite numbers")
 
 
 def _by_token(token_reward: TokenReward, tokens: list[int]) -> list[float]:
