@@ -39,7 +39,14 @@ from raffia.distributed.arrays import pack, parts_of, unpack
 from raffia.distributed.check_engine import COUNTER
 from raffia.distributed.process import END, _serve
 from raffia.distributed.ray import RayEngine, VersionError
-from raffia.distributed.ray_cluster import Room, require_room, require_versions, silent, versions
+from raffia.distributed.ray_cluster import (
+    Cluster,
+    Room,
+    require_room,
+    require_versions,
+    silent,
+    versions,
+)
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.signals import stop_on_signals
 from tests.processes import descendants, environment, wait_for
@@ -621,6 +628,11 @@ def test_versions_of_a_cluster_are_compared():
     for name in ("raffia", "torch", "python"):
         with pytest.raises(VersionError, match=rf"worker 3 of .* has {name} 0.1 \(here"):
             require_versions({**versions(), name: "0.1"}, "worker 3")
+    lines = []
+    cluster = SimpleNamespace(_processors=[], message=lines.append)
+    for kind in ("ARM DEFAULT", versions()["processor"], "ARM DEFAULT"):
+        Cluster.compare(cluster, {**versions(), "processor": kind}, "worker 3")
+    assert len(lines) == 1 and "another kind of processor, ARM DEFAULT (here" in lines[0]
     mismatch = RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.8.0")
     assert isinstance(silent("head:1", mismatch), VersionError)
     assert "Python: 3.8.0" in str(silent("head:1", mismatch))

@@ -106,8 +106,8 @@ def test_doctor_checks_each_machine(on_a_cluster):
     machines = [check for check in fit if check["name"].startswith("machine ")]
     expected = [
         r"0 CPUs, 0 GPUs, .* of memory; runs no workers",
-        r"1 CPUs, 0 GPUs, .* of memory; python 3\..*, raffia .*, torch 2\.",
-        r"2 CPUs, 3 GPUs, .* of memory; python 3\..*, raffia .*, torch 2\.",
+        r"1 CPUs, 0 GPUs, .* of memory; processor .*, python 3\..*, raffia .*, torch 2\.",
+        r"2 CPUs, 3 GPUs, .* of memory; processor .*, python 3\..*, raffia .*, torch 2\.",
     ]
     found = sorted(check["found"] for check in machines)
     assert all(re.match(*pair) for pair in zip(expected, found, strict=True)), found

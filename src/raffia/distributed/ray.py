@@ -37,7 +37,6 @@ from raffia.distributed.ray_cluster import (
     num_that_fit,
     refuse_if_silent,
     require_room,
-    require_versions,
     silent,
     versions,
 )
@@ -337,7 +336,7 @@ class RayWorker:
     def _greet(self, seconds: float) -> None:
         self._room.wait()
         theirs, pid = self._cluster.get(self._greeting, seconds)
-        require_versions(theirs, f"worker {self.index}")  # its machine may have come later
+        self._cluster.compare(theirs, f"worker {self.index}")  # its machine may have come later
         self._pid = pid
 
     def close(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,14 +45,28 @@ class ClusterLostError(ConnectionError):
     """
 
 
+PROCESSOR = "processor"  # may differ, and only the last bits of results depend on it
+
+
 def versions() -> dict[str, str]:
-    """The versions that must be equal on all machines of a cluster.
+    """The versions that must be equal on all machines of a cluster, and the kind of processor.
 
     >>> sorted(versions())
-    ['python', 'raffia', 'torch']
+    ['processor', 'python', 'raffia', 'torch']
     """
     python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python, "raffia": __version__, "torch": torch.__version__}
+    theirs = {"python": python, "raffia": __version__, "torch": torch.__version__}
+    return {**theirs, PROCESSOR: _processor()}
+
+
+def _processor() -> str:
+    """The maker of the processor, and the instructions that torch uses of it."""
+    try:
+        maker = re.search(r"^vendor_id\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:  # not Linux
+        maker = None
+    name = maker[1] if maker else platform.machine()
+    return f"{name} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def require_versions(theirs: dict[str, str], who: str) -> None:
@@ -62,7 +79,7 @@ def require_versions(theirs: dict[str, str], who: str) -> None:
     ...
     """
     ours = versions()
-    if differ := [name for name in ours if ours[name] != theirs[name]]:
+    if differ := [name for name in ours if ours[name] != theirs[name] and name != PROCESSOR]:
         others = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differ)
         raise VersionError(
             f"{who} of the Ray cluster has {others}: install the same versions on all machines, "
@@ -138,6 +155,7 @@ class Cluster:
         self.is_lost, self.is_of_this_machine = False, not address
         self._answered_at = 0.0
         self._probed: set[tuple[str, str]] = set()  # machines and roles
+        self._processors = list[str]()  # other kinds that were reported
         if address.startswith("ray://"):  # the rest may not be reached from here
             self.address = address.removeprefix("ray://")
             self._doors = [_door(self.address)]
@@ -223,6 +241,7 @@ class Cluster:
         for machine in self.look(role):
             if machine.error is not None:
                 raise machine.error
+            self.compare(machine.versions, f"the machine {machine.name}")
 
     def look(self, role: str) -> Iterator[Machine]:
         """Each machine that was not asked for this role yet, with what it runs."""
@@ -242,6 +261,17 @@ class Cluster:
             if found.error is None:
                 self._probed.add(key)
             yield found
+
+    def compare(self, theirs: dict[str, str], who: str) -> None:
+        """Raise VersionError for other versions; report a kind of processor once."""
+        require_versions(theirs, who)
+        kind, ours = theirs[PROCESSOR], _processor()
+        if kind not in (ours, *self._processors):
+            self._processors.append(kind)
+            self.message(
+                f"note: {who} of the Ray cluster has another kind of processor, {kind} (here "
+                f"{ours}), so that the last bits of results depend on which machine computes them"
+            )
 
     def _answer(self, machine: Machine, ref: Any) -> Machine:
         """The machine with what it answered, or why it can't be used."""
