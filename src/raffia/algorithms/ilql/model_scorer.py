@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.model import AnyHead, Head, ILQLModel, ILQLTarget
+from raffia.functional.seeds import lock_of_threads
 from raffia.lm.decoding.one_token import TokenReader, compiles, plain
 from raffia.lm.decoding.scorer import Needs, NextToken
 from raffia.lm.model import LanguageModel
@@ -308,9 +310,15 @@ def padded_left(
     return tokens, column >= longest - lengths.unsqueeze(1)
 
 
+_EVALUATES = lock_of_threads()
+# In how many blocks of `evaluating` modules are that were training before.
+_evaluated: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
 @contextmanager
 def evaluating(*modules: nn.Module | None) -> Iterator[None]:
-    """Disable dropout of the modules within the block; their modes are restored afterwards.
+    """Disable dropout of the modules within the block; their modes are restored after it, or after
+    the last of several blocks, of other threads or of streams.
 
     >>> layer = nn.Dropout(0.5)
     >>> with evaluating(layer):
@@ -320,14 +328,20 @@ def evaluating(*modules: nn.Module | None) -> Iterator[None]:
     True
     """
     parts = [part for module in modules if module is not None for part in module.modules()]
-    trained = [part for part in parts if part.training]
-    for part in trained:
-        part.training = False
+    with _EVALUATES:
+        ours = [part for part in parts if part.training or _evaluated and part in _evaluated]
+        for part in ours:
+            _evaluated[part] = _evaluated.get(part, 0) + 1
+            part.training = False
     try:
         yield
     finally:
-        for part in trained:
-            part.training = True
+        with _EVALUATES:
+            for part in ours:
+                _evaluated[part] -= 1
+                if not _evaluated[part]:
+                    del _evaluated[part]
+                    part.training = True
 
 
 class CompiledHeads:

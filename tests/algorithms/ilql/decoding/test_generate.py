@@ -239,6 +239,15 @@ def test_dropout_is_off_and_the_mode_is_as_before():
     assert not model.training and not one.log_prob.requires_grad
 
 
+def test_dropout_is_off_until_the_last_of_several_streams_ends():
+    model, target = small()
+    model.train()
+    first, second = (stream(model, target, [1], DecodeConfig(max_new_tokens=num)) for num in (1, 3))
+    assert next(first) and next(second) and not list(first)
+    assert not model.training
+    assert len(list(second)) == 2 and model.training
+
+
 def test_stops_at_tokens_a_condition_and_the_limit(oracle):
     def text(**options):
         config = DecodeConfig(num_beams=1, include_adv=False, max_new_tokens=6)
