@@ -108,9 +108,8 @@ class EfficientZeroLearner:
         """The gradients, and BatchNorm's statistics after the batch; and the metrics.
 
         The metrics are means [] of "loss", "policy_loss", "value_loss", "value_prefix_loss",
-        "consistency_loss" (sums over steps), "policy_entropy" (of one step) and "grad_norm"; of
-        "value_clipped" and "value_prefix_clipped", the fractions of targets beyond the supports;
-        and "priority" [B], the distance of the first value from its target.
+        "consistency_loss" (sums over steps), "policy_entropy" (of one step) and "grad_norm"; and
+        "priority" [B], the distance of the first value from its target.
         """
 
         batch = with_observations(batch, self.spec, self._frame_stack, self.config.model.flatten)

@@ -37,7 +37,7 @@ from raffia.algorithms.efficientzero.latent_model import (
 from raffia.algorithms.efficientzero.observations import as_input
 from raffia.functional.constants import constant
 from raffia.functional.losses import negative_cosine_similarity
-from raffia.functional.transforms import Support, precise, signed_hyperbolic, signed_parabolic
+from raffia.functional.transforms import Support, precise, signed_hyperbolic
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -191,12 +191,6 @@ class EfficientZeroLoss(nn.Module):
         self.model, self.config, self.log_density = model, config, log_density
         self.precision = precision
         self.steps = step_norms(model)
-        supports = {"value": model.value_support, "value_prefix": model.reward_support}
-        self.reach = {  # the least and the greatest number that each support has a place for
-            name: (_number(support.start), _number(support.last))
-            for name, support in supports.items()
-            if support is not None
-        }
 
     def forward(self, batch: TensorDict, weights: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss divided by K, which is differentiated; and the metrics."""
@@ -219,10 +213,6 @@ class EfficientZeroLoss(nn.Module):
             num_policies = batch["policy_mask"].sum().clamp_min(1)
             metrics["policy_entropy"] = entropy.sum() / num_policies
             value = self.model.decode_value(steps.value[:, 0])
-            for name, (low, high) in self.reach.items():
-                target = batch[f"target_{name}"]
-                beyond = target.clamp(low, high) != target
-                metrics[f"{name}_clipped"] = beyond.float().mean()
             metrics["priority"] = (value - batch["target_value"][:, 0]).abs()
         return loss / batch["action"].shape[1], {"loss": loss.detach(), **metrics}
 
@@ -254,11 +244,6 @@ class EfficientZeroLoss(nn.Module):
         if self.log_density is None:
             return discrete_policy_loss(policy, target)
         return sampled_policy_loss(policy, target, batch["sampled_actions"], self.log_density)
-
-
-def _number(atom: float) -> float:
-    """The number that an atom of a support stands for."""
-    return float(signed_parabolic(torch.tensor(atom, dtype=torch.float64)))
 
 
 def _sum(

@@ -94,7 +94,7 @@ class EfficientZeroExperiment(RunExperiment):
             evaluate_every=evaluate.every_env_steps if plays else evaluate.every_updates,
             num_simulations=evaluate.num_simulations or config.search.num_simulations,
         )
-        self._update, self._clipped = 0, ClippedTargets(config)
+        self._update, self._fractions = 0, dict[int, dict[str, float]]()
         self._cuts_are_told = False
         self._num_simulations_elsewhere = 0
         with self._opening() as opened:
@@ -114,6 +114,7 @@ class EfficientZeroExperiment(RunExperiment):
             self.actor, self.reanalyze_planner = (
                 make_planner(self.networks, config, self.env.spec) for _ in range(2)
             )
+            self._clipped = ClippedTargets(config, self.networks.make_model(0))
             self._reanalyze_is_current = False
             learner = self._make_members(
                 self.networks,
@@ -243,8 +244,8 @@ class EfficientZeroExperiment(RunExperiment):
         return {"simulations": found}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
-        """Temperature, size of the replay, and the learning rate."""
-        found = {"replay_steps": float(len(self.replay))}
+        """Temperature, size of the replay, the learning rate, and which targets were clipped."""
+        found = {"replay_steps": float(len(self.replay)), **self._fractions.get(update, {})}
         if not self.config.is_offline:
             done = fraction_done(self.config, self.collector.num_env_steps)
             found["temperature"] = self.config.search.temperature(done)
@@ -263,8 +264,11 @@ class EfficientZeroExperiment(RunExperiment):
         batch = self.next_batch(state)
         state, metrics = self.learn(state, batch)
         self.prioritize(batch, metrics)
-        if self._update % self.plan.log_every == 0:
-            for line in self._clipped.lines(batch, metrics):
+        update = self._update + 1
+        if update == 1 or update == self.plan.num_updates or update % self.plan.log_every == 0:
+            fractions = self._clipped.fractions(batch)
+            self._fractions = {update: fractions}
+            for line in self._clipped.lines(batch, fractions):
                 self.view.message(line)
         return state, metrics
 
