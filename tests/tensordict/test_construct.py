@@ -343,7 +343,7 @@ def test_tensors_share_the_memory_of_a_struct_array_where_torch_can_view_it():
     packed = np.zeros(3, dtype=[("a", "i8"), ("b", "f4")])  # rows of 12 bytes
     constant = np.zeros(3, dtype=fields[1:])
     constant.flags.writeable = False
-    for array in (packed, constant, rows[::-1], packed[["b"]]):
+    for array in (packed, packed[:1], constant, rows[::-1], packed[["b"]]):
         copied = TensorDict.from_struct_array(array)
         assert copied.batch_size == array.shape
         for name in copied.keys():

@@ -492,5 +492,5 @@ def _field(column: np.ndarray, cls: Any) -> Any:
     steps = column.strides
     whole = column.flags.aligned and all([n >= 0 and n % column.itemsize == 0 for n in steps])
     if not (whole and column.flags.writeable):
-        column = np.ascontiguousarray(column)  # torch can't view it
+        column = column.copy()  # torch can't view it; a single row counts as contiguous for numpy
     return torch.as_tensor(column)
