@@ -15,7 +15,7 @@ from torch._functorch.vmap import vmap_increment_nesting
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from raffia.functional.seeds import lock_of_threads
+from raffia.functional.seeds import GLOBAL_DRAWS
 from raffia.hints import check_range
 from raffia.nn.base import TensorDictModuleBase, reset_layers, shown
 from raffia.nn.dispatch import dispatch
@@ -26,9 +26,6 @@ from raffia.tensordict.node import Container, Node
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pytrees import flatten, unflatten
 from raffia.tensordict.tensordict import TensorDict
-
-# Held while a module that ensembles are made of has the parameters of one of them.
-_LENT = lock_of_threads()
 
 
 class EnsembleModule(TensorDictModuleBase):
@@ -111,7 +108,9 @@ class EnsembleModule(TensorDictModuleBase):
                 outputs, form = _opened(module(mine.copy()))
             return tuple(outputs)
 
-        with nullcontext() if torch.compiler.is_compiling() else _LENT:
+        # While the module has one ensemble's parameters, no other thread calls it. The lock is that
+        # of draws, as members may draw: two locks could be taken in two orders.
+        with nullcontext() if torch.compiler.is_compiling() else GLOBAL_DRAWS:
             outputs = _mapped(member, self.num_copies, [*leaves, *rows[0]])
         return _closed(outputs, form)
 
