@@ -160,6 +160,8 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert "target of 475" in page
     assert f"raffia evaluate runs/dqn-3 --episodes 100 --algorithm {REFERENCE}" in page
     assert "--record" not in page and "searched tree" not in page and "simulations / s" not in page
+    assert main(["train", REFERENCE, "--discount", "x"]) == 2
+    assert f"\n  raffia train {REFERENCE} --help" in capsys.readouterr().err
     assert main(["train", REFERENCE, "--population", "4"]) == 2
     said = capsys.readouterr().err
     assert (

@@ -198,17 +198,18 @@ def _for_the_user(error: Exception) -> bool:
 
 
 def _print_error(error: Exception, words: Sequence[str]) -> None:
-    from raffia.cli.style import paint, printable
+    from raffia.cli.style import call, paint, printable
 
     print(f"{paint('error:', 'red', sys.stderr)} {printable(str(error))}", file=sys.stderr)
     for note in getattr(error, "__notes__", []):
         print(printable(note), file=sys.stderr)
     if isinstance(error, UsageError):
-        for call in error.calls:
-            print(f"  {paint(printable(call), 'cyan', sys.stderr)}", file=sys.stderr)
+        for working in error.calls:
+            print(f"  {paint(printable(working), 'cyan', sys.stderr)}", file=sys.stderr)
     elif _is_usage(error):
-        command = " ".join(["raffia", *[word for word in words[:2] if word.isidentifier()]])
-        print(f"  {paint(f'{command} --help', 'cyan', sys.stderr)}", file=sys.stderr)
+        names = [word for word in words[:2] if word.isidentifier() or ".py:" in word]
+        command = call("raffia", *names, "--help")
+        print(f"  {paint(printable(command), 'cyan', sys.stderr)}", file=sys.stderr)
 
 
 def _open_what_is_closed() -> None:
