@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from raffia.functional.transforms import (
     Support,
@@ -142,10 +143,15 @@ def test_logits_of_another_size_are_refused():
         expected_value(torch.zeros(2, 6), Support(-2, 3))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")  # of forward mode
 def test_gradients_are_those_of_the_formulas_also_at_zero():
     x = torch.tensor([-3.0, -1e-3, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
     for function in (signed_hyperbolic, signed_parabolic):
         assert torch.autograd.gradcheck(function, x)
+        [gradient] = torch.autograd.grad(function(x).sum(), x)
+        with forward_ad.dual_level():
+            found = function(forward_ad.make_dual(x.detach(), torch.ones_like(x)))
+            torch.testing.assert_close(forward_ad.unpack_dual(found).tangent, gradient)
     logits = torch.zeros(5, dtype=torch.float64, requires_grad=True)  # as of a head of zeros
     assert torch.autograd.gradcheck(
         lambda logits: categorical_to_scalar(logits, Support(-2, 3)), logits

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raffia.functional.trees import is_differentiated
+
 
 def signed_hyperbolic(
     x: Tensor,  # [*]
@@ -20,8 +22,10 @@ def signed_hyperbolic(
     >>> signed_hyperbolic(torch.tensor([-3.0, 0.0, 8.0]))
     tensor([-1.0030,  0.0000,  2.0080])
     """
-    # at 0 sign and abs have no gradient, but h has
-    return torch.where(x == 0, x * (0.5 + eps), x.sign() * ((x.abs() + 1).sqrt() - 1) + eps * x)
+    found = x.sign() * ((x.abs() + 1).sqrt() - 1) + eps * x
+    if not is_differentiated(x):
+        return found
+    return torch.where(x == 0, x * (0.5 + eps), found)  # at 0 sign and abs have no gradient, h has
 
 
 def signed_parabolic(
@@ -40,7 +44,10 @@ def signed_parabolic(
     """
     shifted = v.abs() + (1 + eps)
     t = 2 * shifted / ((1 + 4 * eps * shifted).sqrt() + 1)
-    return torch.where(v == 0, v * (2 / (1 + 2 * eps)), v.sign() * (t * t - 1))
+    found = v.sign() * (t * t - 1)
+    if not is_differentiated(v):
+        return found
+    return torch.where(v == 0, v * (2 / (1 + 2 * eps)), found)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 
@@ -20,6 +21,15 @@ def is_traced() -> bool:
     (False, tensor([1., 1.]))
     """
     return torch.compiler.is_compiling() or _functorch.peek_interpreter_stack() is not None
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Whether derivatives by a tensor may be asked for of what is computed from it.
+
+    >>> is_differentiated(torch.zeros(2)), is_differentiated(torch.zeros(2, requires_grad=True))
+    (False, True)
+    """
+    return x.requires_grad or is_traced() or forward_ad._current_level >= 0
 
 
 def aligned_leaves(first: Any, *others: Any) -> list[list[Tensor]]:
