@@ -12,7 +12,7 @@ import torch
 from raffia.cli.parser import UsageError
 from raffia.cli.runs import refuse_taken
 from raffia.lm import load_tokenizer
-from raffia.recipes import efficientzero, ilql, read_run, run_folder, running
+from raffia.recipes import efficientzero, ilql, read_run, run_folder
 from raffia.recipes.ilql import ILQL_PRESETS
 from raffia.recipes.run_folder import claimed, create_run, find_checkpoint, given_back
 from raffia.tensordict import TensorDict, safetensors_file
@@ -105,7 +105,7 @@ def test_a_start_that_finds_its_folder_claimed_leaves_it(tmp_path, monkeypatch):
         create_run(*args)
         others.enter_context(claimed(run))
 
-    monkeypatch.setattr(running, "create_run", created)
+    monkeypatch.setattr("raffia.recipes.api.create_run", created)
     with ExitStack() as others, pytest.raises(RunError, match="run by another process"):
         ilql.train(SMOKE, run, view=Quiet())
     assert read_run(run).num_updates == SMOKE.num_updates

@@ -76,6 +76,7 @@ def exported(folder, observation):
         assert_close(model(tokens).logits, ours.logits(ours(tokens)), **NEAR)
     assert len(tokenizer) == agent.tokenizer.num_tokens
     same_answers(agent, load_exported(out), observation)
+    assert load_exported(out, device="meta").agent.model.v[0].weight.is_meta
     return agent, model, tokenizer, (out / "README.md").read_text()
 
 

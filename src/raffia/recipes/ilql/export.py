@@ -125,6 +125,7 @@ def export(run: str | Path, out: str | Path, checkpoint: str | int = "best") -> 
 def load_exported(
     folder: str | Path,
     *,
+    device: str = "cpu",  # of the networks, such as "cuda"
     decode: DecodeConfig | None = None,  # how it decodes; None: as in the run
     seed: int = 0,  # of what is drawn
 ) -> ILQL_Policy:
@@ -164,7 +165,7 @@ def load_exported(
         target.requires_grad_(False).eval()
     if with_values:
         _read_heads(folder / HEADS, model, target)
-    agent = ExportedAgent(model.eval(), target)
+    agent = ExportedAgent(model.eval().to(device), target.to(device))
     generator = generator_for(seed, "speak")
     return ILQL_Policy(agent, load_tokenizer(folder), decode, generator=generator)
 
