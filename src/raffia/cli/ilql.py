@@ -60,7 +60,7 @@ class ILQLCommands(AlgorithmCommands[ILQLRun]):
         "tokenizer": "the tokenizer",
         "tokens": "the data files as tokens",
         "dialogues": "dialogues of the evaluations, for the report",
-        "language_model": "with --model: what checkpoints leave out of the model",
+        "language_model": "with --language_model: what checkpoints leave out of the model",
     }
     examples = (
         "raffia train ilql --preset wordle --seed 1",
