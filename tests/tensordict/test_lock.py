@@ -209,3 +209,15 @@ def test_caches_of_a_locked_container_are_cleared_by_a_change(change, tree):
             td.lock_()
         assert listed(td) == listed(td) == expected
         assert change != "replace" or ((td["a"] == 5).all() and td["a"].shape == (4, 3))
+
+
+def test_what_was_locked_by_itself_is_unlocked_with_the_container_around_it():
+    part = TensorDict(x=torch.ones(2)).lock_()
+    td = TensorDict(
+        n={"part": part}, rows=lazy_stack([part.clone().lock_(), TensorDict(x=torch.ones(2))])
+    )
+    assert td.unlock_() is td and not part.is_locked and not td["rows"][0].is_locked
+    whole = TensorDict(n={"x": torch.ones(2)}).lock_()
+    with pytest.raises(RuntimeError, match="part of a locked graph"):
+        TensorDict(k=whole["n"]).unlock_()
+    assert whole["n"].is_locked

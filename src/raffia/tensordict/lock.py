@@ -75,18 +75,26 @@ def unlock_(td: Container) -> Container:
     (True, ['a', 'b'])
     """
     was = td._locked
-    if was:
-        if td._parents and live_parents(td):
-            raise _in_locked_graph()
-        if not _is_tree(td):
-            graph: dict[int, Any] = {}
-            _collect(td, graph)
-            for node in graph.values():
-                if node is not td and any([id(ref()) not in graph for ref in live_parents(node)]):
-                    raise _in_locked_graph()
-        _unlock(td)
+    _release(td)
     td._origin = ("lock", was)
     return td
+
+
+def _release(td: Any) -> None:
+    if not td._locked:  # a locked container may have been set in it
+        for node in td._children():
+            if not node._is_data():
+                _release(node)
+        return
+    if td._parents and live_parents(td):
+        raise _in_locked_graph()
+    if not _is_tree(td):
+        graph: dict[int, Any] = {}
+        _collect(td, graph)
+        for node in graph.values():
+            if node is not td and any([id(ref()) not in graph for ref in live_parents(node)]):
+                raise _in_locked_graph()
+    _unlock(td)
 
 
 def relink(node: Any, old: Any, new: Any) -> None:
