@@ -299,8 +299,9 @@ class ActorRole(PlannerRole):
 
 def process_config(run: EfficientZeroRun) -> str:
     """The JSON config that workers, and processes which share batches, are made from."""
-    env = replace(run.env, id=absolute(run.env.id))
-    return json.dumps({"run": to_json(replace(run, env=env, networks=absolute(run.networks)))})
+    data = to_json(run)
+    data["env"]["id"], data["networks"] = absolute(run.env.id), absolute(run.networks)
+    return json.dumps({"run": data})
 
 
 def configured_run(config: str) -> EfficientZeroRun:
