@@ -11,6 +11,7 @@ from tests.processes import wait_for
 @pytest.fixture(autouse=True)
 def restore_handlers():
     before = [signal.getsignal(number) for number in HANDLERS]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run behind nohup
     yield
     for number, handler in zip(HANDLERS, before, strict=True):
         signal.signal(number, handler)
