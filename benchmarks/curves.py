@@ -2,7 +2,7 @@
 
     python -m benchmarks.curves docs/curves/lunarlander runs/lunarlander-0 --level 200
     python -m benchmarks.curves docs/curves/cartpole runs/cartpole-*
-    python -m benchmarks.curves docs/curves/wordle runs/wordle-? runs/wordle-bc-?
+    python -m benchmarks.curves docs/curves/wordle runs/wordle-? runs/bc-?
 
 writes `lunarlander.svg` and `lunarlander.csv`: one row for each evaluation of each run. Runs of
 several presets have a colour for each preset, other runs one each; with --names each has a colour

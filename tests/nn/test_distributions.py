@@ -241,6 +241,10 @@ def test_a_tanh_normal_is_a_density_within_its_bounds_whose_own_draws_and_extrem
     drawn = TanhNormal(f64(30.0, -30.0), f64(0.1, 0.1)).expand((4,)).rsample()
     assert bool(dist.log_prob(torch.stack([low, high])).isfinite().all())
     assert drawn.shape == (4, 2) and bool((drawn.abs() <= 1).all())
+    far = TanhNormal(f64(12.0, 12.0), f64(1.0, 1.0))
+    action = far.rsample()
+    before, _ = far.log_prob(action), far.deterministic_sample
+    assert_close(far.log_prob(action), before, atol=0, rtol=0)
     with pytest.raises(ValueError, match="must be below high"):
         TanhNormal(f64(0.0, 0.0), f64(1.0, 1.0), low=1.0, high=-1.0)
 

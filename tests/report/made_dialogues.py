@@ -25,7 +25,7 @@ def config(seed=0, preset="wordle", task="wordle", **loss):
 
 def cloning(seed=0, **changes):
     """The same for behaviour cloning, a policy alone."""
-    base = config(seed, "wordle-bc", v_weight=0.0, q_weight=0.0, cql_weight=0.0)
+    base = config(seed, "wordle", v_weight=0.0, q_weight=0.0, cql_weight=0.0)
     base["decode"]["include_adv"] = False
     return {**base, **changes}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,10 @@ def is_differentiated(x: Tensor) -> bool:
     >>> is_differentiated(torch.zeros(2)), is_differentiated(torch.zeros(2, requires_grad=True))
     (False, True)
     """
-    return x.requires_grad or is_traced() or forward_ad._current_level >= 0
+    if x.requires_grad or is_traced() or forward_ad._current_level >= 0 or torch.jit.is_tracing():
+        return True
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # importing it takes long
+    return tracer is not None and tracer.get_proxy_mode() is not None
 
 
 def aligned_leaves(first: Any, *others: Any) -> list[list[Tensor]]:

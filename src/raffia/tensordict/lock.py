@@ -74,18 +74,24 @@ def unlock_(td: Container) -> Container:
     >>> td.is_locked, list(td.keys())
     (True, ['a', 'b'])
     """
-    was = td._locked
-    _release(td)
+    was, parts = td._locked, _locked_parts(td)
+    for part in parts:
+        _require_free(part)
+    for part in parts:
+        _unlock(part)
     td._origin = ("lock", was)
     return td
 
 
-def _release(td: Any) -> None:
-    if not td._locked:  # a locked container may have been set in it
-        for node in td._children():
-            if not node._is_data():
-                _release(node)
-        return
+def _locked_parts(td: Any) -> list[Any]:
+    """The container, or, where it is not locked itself, the locked ones that were set in it."""
+    if td._locked:
+        return [td]
+    return [one for node in td._children() if not node._is_data() for one in _locked_parts(node)]
+
+
+def _require_free(td: Any) -> None:
+    """RuntimeError if the container is an entry of one that stays locked."""
     if td._parents and live_parents(td):
         raise _in_locked_graph()
     if not _is_tree(td):
@@ -94,7 +100,6 @@ def _release(td: Any) -> None:
         for node in graph.values():
             if node is not td and any([id(ref()) not in graph for ref in live_parents(node)]):
                 raise _in_locked_graph()
-    _unlock(td)
 
 
 def relink(node: Any, old: Any, new: Any) -> None:

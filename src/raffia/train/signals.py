@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-HANGUP = getattr(signal, "SIGHUP", None)  # of a terminal that is closed; not on Windows
-SIGNALS = (signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else []))
+from raffia.interrupts import OF_TERMINALS
+
+SIGNALS = (*OF_TERMINALS, signal.SIGTERM)
 
 
 class Stop:
@@ -43,7 +44,7 @@ class Stop:
         SystemExit: 130
         """
         if self.requested:
-            if number == HANGUP:  # from the shell and, as that ends, from the system
+            if signal.Signals(number).name == "SIGHUP":  # from the shell and, as that ends, from the system
                 return
             raise SystemExit(128 + number)
         self.name = signal.Signals(number).name

@@ -24,7 +24,6 @@ from raffia.functional.trees import is_traced
 from raffia.learner import module_names, module_tree
 from raffia.tensordict.tensordict import TensorDict
 
-# Weights of the terms of the loss, which may differ between members of a population.
 ModelFactory = Callable[[], LatentModel]
 
 

@@ -89,7 +89,7 @@ class Planner:
     "action_mask" and "to_play" where the environment gives them. Rows are searched together in one
     call; a row's result does not depend on the others.
 
-    >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig, acting_numbers
+    >>> from raffia.algorithms.efficientzero.config import EfficientZeroConfig
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> from raffia.envs.env import Discrete, EnvSpec
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))

@@ -114,6 +114,8 @@ class ILQL_Policy:
 
     def answer(self, observations: Sequence[Said]) -> Generations:
         """Answer as tokens: all generated ones, with their scores."""
+        if isinstance(observations, str):
+            raise TypeError("several dialogues are a list: act_batch([text]), or act(text) for one")
         return generate(
             self.agent.model,
             self.agent.target,

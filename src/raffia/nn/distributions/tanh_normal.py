@@ -25,7 +25,8 @@ class TanhNormal(TransformedDistribution):
 
     loc, scale: [*batch, D], before the tanh; the last dimension is the event.
     low, high: the bounds, of all numbers or [D].
-    `log_prob` of a value at a bound, where tanh has rounded, is that of the nearest one within.
+    `log_prob` of a value at a bound, where tanh has rounded, is that of the nearest one within,
+    unless it was drawn last: then what it was drawn from is known.
     Source: Haarnoja, Zhou, Abbeel & Levine (2018), "Soft Actor-Critic", appendix C.
 
     >>> dist = TanhNormal(torch.zeros(4, 2), torch.ones(4, 2), low=-2.0, high=2.0)
@@ -51,8 +52,10 @@ class TanhNormal(TransformedDistribution):
         validate_args: bool | None = None,
     ) -> None:
         low, high = torch.as_tensor(low), torch.as_tensor(high)
-        if not is_traced() and not bool((low < high).all()):
-            raise ValueError(f"low={low.tolist()} must be below high={high.tolist()}")
+        if not is_traced() and not bool(((low < high) & (high - low).isfinite()).all()):
+            raise ValueError(
+                f"low={low.tolist()} must be below high={high.tolist()}, and both be finite"
+            )
         low, high = low.to(loc), high.to(loc)
         base = Independent(Normal(loc, scale, validate_args=validate_args), 1)
         within = AffineTransform((low + high) / 2, (high - low) / 2, cache_size=1)
@@ -73,7 +76,7 @@ class TanhNormal(TransformedDistribution):
         """The median of each number, [*batch, D]."""
         out = self.loc
         for transform in self.transforms:
-            out = transform(out)
+            out = transform._call(out)  # whose cache is of the last draw
         return out
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TanhNormal:

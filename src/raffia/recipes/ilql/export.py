@@ -39,6 +39,7 @@ from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformers_files import TEMPLATE, save_for_transformers, special_tokens_of
+from raffia.recipes.devices import require_device
 from raffia.recipes.ilql import load_agent
 from raffia.recipes.ilql.card import TemplateKind, model_card, scores_at
 from raffia.recipes.ilql.config import ILQLRun
@@ -140,6 +141,7 @@ def load_exported(
     path = folder / DESCRIPTION
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}: `raffia export` writes it")
+    require_device(device)
     described: Any = parse_json(path, path.read_bytes())
     with foreign_reader(
         path, (f"it is damaged, or from another release of raffia than {__version__}")
