@@ -219,5 +219,6 @@ def test_what_was_locked_by_itself_is_unlocked_with_the_container_around_it():
     assert td.unlock_() is td and not part.is_locked and not td["rows"][0].is_locked
     whole = TensorDict(n={"x": torch.ones(2)}).lock_()
     with pytest.raises(RuntimeError, match="part of a locked graph"):
-        TensorDict(k=whole["n"]).unlock_()
+        TensorDict(first=(free := TensorDict().lock_()), k=whole["n"]).unlock_()
+    assert free.is_locked  # all or none
     assert whole["n"].is_locked

@@ -30,7 +30,9 @@ def is_differentiated(x: Tensor) -> bool:
     >>> is_differentiated(torch.zeros(2)), is_differentiated(torch.zeros(2, requires_grad=True))
     (False, True)
     """
-    if x.requires_grad or is_traced() or forward_ad._current_level >= 0 or torch.jit.is_tracing():
+    if x.requires_grad or is_traced() or forward_ad._current_level >= 0:
+        return True
+    if torch._C._get_tracing_state() is not None:  # of torch.jit
         return True
     tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # importing it takes long
     return tracer is not None and tracer.get_proxy_mode() is not None

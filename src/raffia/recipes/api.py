@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from raffia.lazy import imported
-from raffia.recipes.algorithm import ALGORITHMS, Algorithm
+from raffia.recipes.algorithm import Algorithm, find_algorithm
 from raffia.recipes.devices import require_device
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import (
@@ -49,7 +49,7 @@ def train(
     config: Any,
     folder: str | Path,
     *,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     view: View | None = None,
     preset: str = "",
     make_env: MakeEnv | MakeLanguageEnv | str | None = None,
@@ -60,7 +60,7 @@ def train(
     """Train in a new folder, until the end, the target return or a signal to stop.
 
     config: settings, such as `PRESETS["cartpole"]`; what they leave open is filled in.
-    algorithm: one from outside the package; None: the one whose settings these are.
+    algorithm: one from outside the package, or its name; None: the one whose settings these are.
     view: where progress is shown; None: the terminal.
     preset: the name of the config, to be shown in the report.
     make_env: of EfficientZero, instead of the environment that the config names: a function like
@@ -84,7 +84,7 @@ def train(
     >>> result.reason, result.update, result.env_step
     ('finished', 3, None)
     """
-    algorithm, folder = algorithm or algorithm_of(config), Path(folder)
+    algorithm, folder = _given(algorithm) or algorithm_of(config), Path(folder)
     require_config(config, algorithm)
     config, parts = algorithm.with_named(config, {"make_env": make_env, "networks": networks})
     own, make = _made_with(algorithm, parts)
@@ -97,7 +97,7 @@ def train(
 def resume(
     folder: str | Path,
     *,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     config: Any = None,
     view: View | None = None,
     make_env: MakeEnv | MakeLanguageEnv | str | None = None,
@@ -107,7 +107,8 @@ def resume(
 ) -> RunResult:
     """Continue from the newest checkpoint, as if the run had never been stopped.
 
-    algorithm: one that is not part of an installed package; None: the one that the run names.
+    algorithm: one that is not part of an installed package, or its name; None: the one that the
+        run names.
     config: replaces the run's, which `read_run(folder)` gives: a longer run, another target. What
         depends on the fraction of training that is done, as temperatures do, follows it.
     make_env, networks, view, stop, on_row: as in `train`. ILQL needs no `make_env` of an installed
@@ -126,7 +127,7 @@ def resume(
     3
     """
     folder = Path(folder)
-    algorithm, before, made_by = read_record(folder, algorithm)
+    algorithm, before, made_by = read_record(folder, _given(algorithm))
     if config is not None:
         require_config(config, algorithm)
     given = {"make_env": make_env, "networks": networks}
@@ -276,8 +277,11 @@ def evaluate(
 
 
 def _algorithm_of_run(folder: str | Path, given: Algorithm | Name | None) -> Algorithm:
-    known = ALGORITHMS[given] if isinstance(given, str) else given
-    return known or read_record(folder).algorithm
+    return _given(given) or read_record(folder).algorithm
+
+
+def _given(algorithm: Algorithm | str | None) -> Algorithm | None:
+    return find_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
 
 
 @plain_arithmetic()

@@ -105,13 +105,16 @@ def planned(
     preset: str = "",
 ) -> Manifest:
     """The manifest of such a sweep; the arguments are as in `sweep`, and `base` is settled."""
+    if isinstance(seeds, int):
+        raise TypeError(f"seeds={seeds} must be several, such as range({seeds}) or [{seeds}]")
     if num_trials is None:
         runs = plan_runs(seeds, grid, ranges, num_draws, sweep_seed)
         return Manifest.of(algorithm, base, runs, preset=preset)
     if num_draws or grid:
         raise ConfigError(
             "--optuna chooses the values itself and cannot be combined with --random and --grid: "
-            "give choices as ranges, such as --ranges env.frame_stack=1,4"
+            "give choices as ranges, such as --ranges env.frame_stack=1,4 (in Python num_trials; "
+            "num_draws and grid; ranges={'env.frame_stack': [1, 4]})"
         )
     require_optuna()
     search = Search(num_trials=num_trials, ranges=ranges or {}, seeds=(*seeds,), seed=sweep_seed)

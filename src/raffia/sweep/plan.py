@@ -166,7 +166,10 @@ def plan_runs(
         )
     check_names([*grid, *ranges])
     if bool(ranges) != (num_draws > 0):
-        raise ConfigError("--random N and --ranges NAME=LOW..HIGH must be given together")
+        raise ConfigError(
+            "--random N and --ranges NAME=LOW..HIGH must be given together (in Python num_draws=N "
+            "and ranges={NAME: Range(LOW, HIGH)})"
+        )
     num = max(num_draws, 1) * math.prod(map(len, grid.values())) * len(seeds)
     if not 0 < num <= MOST_RUNS:
         raise ConfigError(f"this makes {num:,} runs, but a sweep can have 1 to {MOST_RUNS:,}")

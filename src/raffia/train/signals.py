@@ -44,7 +44,9 @@ class Stop:
         SystemExit: 130
         """
         if self.requested:
-            if signal.Signals(number).name == "SIGHUP":  # from the shell and, as that ends, from the system
+            if (
+                signal.Signals(number).name == "SIGHUP"
+            ):  # from the shell and, as that ends, from the system
                 return
             raise SystemExit(128 + number)
         self.name = signal.Signals(number).name
