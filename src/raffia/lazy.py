@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import gc
+import os
+import site
 import sys
+import sysconfig
 from collections.abc import Callable
 from importlib import import_module, util
 from pathlib import Path
@@ -167,3 +170,45 @@ def absolute(reference: str) -> str:
     """
     file, _, name = reference.rpartition(":")
     return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else reference
+
+
+def is_outside(reference: str) -> bool:
+    """Whether it names a file of Python, or a module that no installed package has: one of the
+    current folder, of a script's, or of another that a program has put on `sys.path`.
+
+    Nothing is imported: what lies there may come from elsewhere.
+
+    >>> is_outside("own.py:tau"), is_outside("not_there:tau")
+    (True, True)
+    >>> is_outside("math:tau"), is_outside("CartPole-v1")
+    (False, False)
+    """
+    home = reference.rpartition(":")[0]
+    if not home or home.endswith(".py"):
+        return bool(home)
+    top, folders = home.partition(".")[0], _installed_folders()
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    there = next(filter(None, (finder.find_spec(top, folders) for finder in finders)), None)
+    try:
+        found = util.find_spec(top)  # which an import gives
+    except ValueError:  # __main__
+        return True
+    if there is None or found is None:
+        return True
+    places = [[*(spec.submodule_search_locations or ()), spec.origin] for spec in (there, found)]
+    return places[0] != places[1]
+
+
+def _installed_folders() -> list[str]:
+    """The entries of `sys.path` that Python itself has, those of installed packages (.pth files
+    name editable ones), and those of PYTHONPATH but the current folder."""
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    files = [file for home in sites for file in Path(home).glob("*.pth")]
+    lines = [(file, file.read_text("utf8", "replace").splitlines()) for file in files]
+    known = {os.path.realpath(home) for home in sites}
+    known |= {os.path.realpath(file.parent / line) for file, of in lines for line in of}
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    known |= {os.path.realpath(folder) for folder in given} - {os.path.realpath("")}
+    python = Path(os.path.realpath(sysconfig.get_path("stdlib")))
+    real = {entry: os.path.realpath(entry) for entry in sys.path}
+    return [e for e in sys.path if real[e] in known or Path(real[e]).is_relative_to(python)]

@@ -72,6 +72,15 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("echo_env", None)
 
 
+@pytest.fixture
+def installed(here, monkeypatch):
+    """The modules of the folder as those of a package that is installed."""
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    (here / "below").mkdir()
+    monkeypatch.chdir(here / "below")
+    return here
+
+
 def run(args, capsys):
     assert main(args.split()) == 0
     return capsys.readouterr().out
@@ -112,11 +121,11 @@ def small(here, env="", **evaluate):
     return replace(config, evaluate=replace(config.evaluate, env=env, **evaluate))
 
 
-def test_a_run_may_name_an_environment_of_an_installed_package(here):
+def test_a_run_may_name_an_environment_of_an_installed_package(installed):
     """A class may be passed in place of its name."""
     from echo_env import Echo
 
-    train(small(here), "run", view=Quiet(), make_env=Echo)
+    train(small(installed), "run", view=Quiet(), make_env=Echo)
     assert read_run("run").evaluate.env == "echo_env:Echo"
     found = evaluate("run", episodes=6)
     assert len(found.games["decode"].returns) == 6 and found.held_out["loss"] > 0
@@ -124,10 +133,10 @@ def test_a_run_may_name_an_environment_of_an_installed_package(here):
     assert resume("run", config=longer, view=Quiet()).update == 3
 
 
-def test_a_run_cannot_import_a_module_of_the_current_folder(here, monkeypatch):
+def test_a_run_cannot_import_a_module_of_the_current_folder(here):
+    """Even where Python looks for modules there, as it does for `python -c` and a script."""
     shutil.copy("echo_env.py", "echo_elsewhere.py")
     config = small(here, "echo_elsewhere:Echo")
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(here))])
     with pytest.raises(RunError, match="name it: --env echo_elsewhere:Echo"):
         train(config, "run", view=Quiet())
     assert "echo_elsewhere" not in sys.modules and not Path("run").exists()
@@ -136,10 +145,10 @@ def test_a_run_cannot_import_a_module_of_the_current_folder(here, monkeypatch):
     del sys.modules["echo_elsewhere"]
 
 
-def test_the_error_of_a_failed_import_has_its_cause(here):
-    Path("needs_more.py").write_text("import not_installed_at_all\n")
+def test_the_error_of_a_failed_import_has_its_cause(installed):
+    (installed / "needs_more.py").write_text("import not_installed_at_all\n")
     with pytest.raises(ConfigError, match="needs_more:Echo .*No module named 'not_installed_at_a"):
-        train(small(here, "needs_more:Echo"), "run", view=Quiet())
+        train(small(installed, "needs_more:Echo"), "run", view=Quiet())
 
 
 MAKES = [

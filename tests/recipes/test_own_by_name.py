@@ -1,6 +1,7 @@
 """Own environments and networks by their names: in every process, and only if vouched for."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from raffia.envs import EnvConfig, make_env
 from raffia.lazy import imported
 from raffia.recipes import RunError, evaluate, load_agent, resume, train
 from raffia.recipes.efficientzero import PRESETS
+from raffia.report.folder import read_run
 from raffia.train.config import ConfigError
 from tests.marks import slow_among
 from tests.recipes.runs import Quiet, last_state, rows, same, short, with_all
@@ -122,6 +124,20 @@ def test_a_run_s_folder_runs_no_file_that_is_not_named_again(here, capsys, monke
     assert "raffia evaluate ../run --env ../point_env.py:Point --net" in capsys.readouterr().out
     assert rows(Path("../run"), "end")[-1]["env_step"] == 64
     assert main(["play", "../run"]) == 2  # no game
+
+
+def test_a_run_s_folder_runs_no_module_beside_it(here, monkeypatch):
+    """Even where Python looks for modules there, as it does for `python -c` and a script."""
+    monkeypatch.syspath_prepend(str(here))
+    train(with_all(own(), env__id="point_env:Point"), "run", view=Quiet())
+    Path("point_env.py").write_text("raise SystemExit('imported')")
+    sys.modules.pop("point_env", None)
+    for call in (resume, load_agent, evaluate):
+        with pytest.raises(ConfigError, match="name it: --env point_env:Point, in Python make_env"):
+            call("run", networks="point_env.py:networks")
+    assert read_run("run").call("resume") == (
+        "raffia resume run --env point_env:Point --networks point_env.py:networks"
+    )
 
 
 def test_a_run_of_a_program_s_own_parts_goes_on_by_their_names(here, capsys):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from raffia._version import __version__
 from raffia.hints import did_you_mean
-from raffia.lazy import imported, named
+from raffia.lazy import imported, is_outside, named
 from raffia.recipes.efficientzero.config import MAY_CHANGE as EFFICIENTZERO_MAY_CHANGE
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
@@ -129,7 +129,7 @@ class Algorithm:
         {'make_env': 'own.py:Own'}
         """
         found = {part: str(self._value(config, setting)) for part, setting in self.names.items()}
-        return {part: name for part, name in found.items() if _is_outside(name)}
+        return {part: name for part, name in found.items() if is_outside(name)}
 
     def refuse_unnamed(self, config: Any, given: Collection[str]) -> None:
         """Raise ConfigError if settings name code that may come from elsewhere, and the caller has
@@ -294,24 +294,19 @@ def given_name(reference: Any, what: str) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def _is_outside(reference: str) -> bool:
-    """Whether it names a file of Python, or a module that no installed package has."""
-    home = reference.rpartition(":")[0]
-    return bool(home) and recorded_name(f"{home}:__name__") is None
-
-
 def recorded_name(reference: str) -> object:
     """Import an object by the reference in a run's folder if it belongs to an installed package;
     else return None.
 
-    A folder may come from elsewhere, so files, and modules of the current folder, are not run.
+    A folder may come from elsewhere, so files, and modules of the current folder or of a script's,
+    are not run.
     Raises ConfigError if the package is installed and fails to be imported.
 
     >>> recorded_name("math:tau"), recorded_name("own.py:tau"), recorded_name("not_there:tau")
     (6.283185307179586, None, None)
     """
     home = reference.rpartition(":")[0]
-    if not home or home.endswith(".py"):
+    if not home or is_outside(reference):
         return None
     try:
         found: object = imported(reference)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.files import DamagedFileError, open_plain, parse_json
+from raffia.lazy import is_outside
 from raffia.report.rows import EvaluationRow as EvaluationRow
 from raffia.report.rows import Row, counted_rows, evaluations_of, key_rows, number
 
@@ -152,12 +153,12 @@ class Run:
         """
         own = {
             "--algorithm": self.about.get("reference"),
-            "--env": self.setting("env", "id"),
+            "--env": self.setting("env", "id") or self.setting("evaluate", "env"),
             "--networks": self.setting("networks"),
         }
         named: list[str] = []
         for flag, name in own.items():
-            if name and (flag == "--algorithm" or ".py:" in str(name)):
+            if name and (flag == "--algorithm" or is_outside(str(name))):
                 named += [flag, str(name)]
         return shlex.join(["raffia", command, str(self.folder), *flags, *named])
 
