@@ -85,11 +85,16 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
     ) -> None:
-        """Raise UsageError if no environment is named."""
+        """Raise UsageError if no environment is named, or two."""
         if "--preset" not in flags and "--config" not in flags:
             example = call("raffia", "train", self.name, "--preset", "cartpole", *words)
             raise UsageError(
                 "nothing to train was given: pass --preset NAME or --config FILE", example
+            )
+        if self.algorithm.with_named(config, self.parts(flags))[0] != config:
+            raise UsageError(
+                f"--env {flags['--env']} and --env.id {config.env.id} name two environments: leave "
+                "one of them out"
             )
         self._note(config)
 
@@ -121,10 +126,11 @@ class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
         parts = self.parts({"--env": args.env, "--networks": args.networks})
         if args.opponent:
             config, make_env, _ = read_with(run, **parts)
+            self._note(config)
             if spec_of(config.env, make_env).num_players != 2:
                 raise UsageError(
                     f"--opponent is for two-player games, but {run} plays {config.env.id}",
-                    call("raffia", "evaluate", run),
+                    call("raffia", "evaluate", run, *self.named_for_calls()),
                 )
         found = evaluate(
             run,

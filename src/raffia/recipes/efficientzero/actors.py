@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
+from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
@@ -34,7 +35,7 @@ from raffia.search.base import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
-from raffia.train.config import from_json, to_json
+from raffia.train.config import ConfigError, from_json, to_json
 
 
 def make_planner(
@@ -62,6 +63,8 @@ def make_networks(
     """
     if factory is None and config.networks:
         factory = given_name(config.networks, "a function that returns the model")
+    if factory is not None:
+        factory = partial(_made_by, factory, config.networks)
     return EfficientZeroLearner(
         spec,
         config,
@@ -69,6 +72,18 @@ def make_networks(
         model_factory=factory,
         frame_stack=config.env.frame_stack,
     )
+
+
+def _made_by(factory: ModelFactory, name: str) -> LatentModel:
+    """The model of an own function; ConfigError if it makes none."""
+    made: object = factory() if callable(factory) else factory
+    if not isinstance(made, LatentModel) or made is factory:
+        raise ConfigError(
+            f"networks={name or factory!r} {'makes' if callable(factory) else 'is'} {made!r}; it "
+            "must be a function without arguments that returns a LatentModel, as "
+            "raffia.algorithms.efficientzero.make_model does"
+        )
+    return made
 
 
 def accelerated_by(config: EfficientZeroRun, learner: Learner) -> Learner:
