@@ -116,6 +116,17 @@ def test_a_custom_environment_in_training_resuming_and_evaluation(here, capsys):
     assert len(record["decodings"]["decode"]["returns"]) == 5 and "loss" in record["held_out"]
 
 
+def test_a_sweep_is_evaluated_in_a_custom_environment(here, capsys):
+    words = f"--engine.name inline {SMALL} {TRUNK}"
+    run(f"sweep ilql --data chats.jsonl --evaluate.env echo_env.py:Echo {words}", capsys)
+    again = "resume sweeps/chats --engine.name inline"
+    assert f"--env {here}/echo_env.py:Echo" in error_of(again, capsys)
+    assert "ILQL has no --networks" in error_of(f"{again} --networks echo_env.py:Echo", capsys)
+    shutil.rmtree(next(Path("sweeps/chats/runs").iterdir()))
+    output = run(f"{again} --env echo_env.py:Echo", capsys)
+    assert "1 finished" in output and "no run has been evaluated" not in output
+
+
 def small(here, env="", **evaluate):
     config = with_sizes(of_file(str(here / "chats.jsonl"), num_updates=2))
     return replace(config, evaluate=replace(config.evaluate, env=env, **evaluate))

@@ -9,9 +9,19 @@ import pytest
 from raffia.cli import main
 from raffia.envs import EnvConfig, make_env
 from raffia.lazy import imported
-from raffia.recipes import RunError, evaluate, load_agent, resume, train
+from raffia.recipes import (
+    ALGORITHMS,
+    ILQL_PRESETS,
+    RunError,
+    evaluate,
+    load_agent,
+    resume,
+    train,
+)
 from raffia.recipes.efficientzero import PRESETS
 from raffia.report.folder import read_run
+from raffia.sweep import Manifest, SweepSession
+from raffia.sweep.search import Search
 from raffia.train.config import ConfigError
 from tests.marks import slow_among
 from tests.recipes.runs import Quiet, last_state, rows, same, short, with_all
@@ -87,6 +97,25 @@ def test_an_environment_is_found_by_the_name_of_its_class(here):
     for name, message in WRONG.items():
         with pytest.raises((ValueError, ImportError), match=message):
             make_env(EnvConfig(id=name, num_envs=1))
+
+
+@pytest.mark.parametrize(
+    ("networks", "message"),
+    [
+        (ENV, "makes <point_env.*Point object"),
+        ("math:tau", "is 6.28"),
+        ("math:gcd", "makes 0; it must be"),
+    ],
+)
+def test_what_makes_no_model_is_refused(networks, message, here):
+    with pytest.raises(ConfigError, match=f"networks='{networks}' {message}"):
+        train(with_all(own(), networks=networks), "run", view=Quiet())
+
+
+def test_two_environments_are_refused(here, capsys):
+    words = ["train", "efficientzero", "--preset", "smoke", "--env", ENV, "--env.id"]
+    assert main([*words, "CartPole-v1"]) == 2
+    assert "--env.id CartPole-v1 name two environments" in capsys.readouterr().err
 
 
 def own(**changes):
@@ -176,5 +205,26 @@ def test_a_sweep_s_runs_make_what_is_named(engine, here, capsys, monkeypatch):
     monkeypatch.chdir(here / "below")
     assert main(["resume", "../sweeps/Point"]) == 2
     assert "If you trust it, name it: --env" in capsys.readouterr().err
-    own_flags = ["--env", f"../{ENV}", "--networks", f"../{NETWORKS}"]
+    own_flags = ["--env", f"none.py:E,../{ENV}", "--networks", f"../{NETWORKS}"]
     assert main(["resume", "../sweeps/Point", *own_flags]) == 0
+    sweep, one = "../sweeps/Point", ALGORITHMS["efficientzero"]
+    run = next(Path(sweep, "runs").iterdir())
+    config = (run / "config.json").read_text()
+    (run / "config.json").write_text(config.replace(":Point", ":Gym"))  # its plan does not name it
+    (run / "metrics.jsonl").unlink()
+    assert main(["resume", sweep, *own_flags]) == 1
+    assert "env.id cannot be changed" in capsys.readouterr().out
+    (run / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=r"--networks .*, in Python SweepSession\(.*trusted=\['/"):
+        SweepSession(sweep, one, trusted=[f"../{ENV}"])
+    assert not SweepSession(sweep, one, trusted=[f"../{ENV}", f"../{NETWORKS}"]).run().failed
+
+
+def test_a_sweep_whose_runs_choose_it_names_what_is_to_come(here):
+    """A plan may come from elsewhere, too."""
+    ilql, choices = ALGORITHMS["ilql"], {"evaluate.env": ["desk.py:A", "desk.py:B"]}
+    search = Search(num_trials=2, ranges=choices, seeds=(0,), seed=0)
+    base = with_all(ILQL_PRESETS["dialogue"], data__files=("chats.jsonl",))
+    manifest = Manifest.of(ilql, base, [], search=search)
+    names = [str(here / name) for name in choices["evaluate.env"]]
+    assert manifest.named_outside(ilql) == {"make_env": names}

@@ -52,7 +52,8 @@ For ILQL runs:
 All other settings affect what is learnt: to change them, train a new run.
 
 For the folder of a sweep: finished runs stay, interrupted ones are resumed, missing ones started,
-and failed ones tried again. --workers, --engine.name, --engine.address and --devices may change.
+and failed ones tried again. --workers, --engine.name, --engine.address and --devices may change;
+--env and --networks take the names of all runs, joined by commas.
 
 examples:
   raffia resume runs/cartpole-0

@@ -13,7 +13,6 @@ from raffia.cli.runs import print_next, refuse_taken, require_device, resume_cal
 from raffia.cli.style import call, columns, filled, help_width, printable, section
 from raffia.cli.train import Asked, split_own
 from raffia.hints import plural
-from raffia.lazy import absolute
 from raffia.recipes.algorithm import Algorithm, flag_of
 from raffia.train.config import ConfigError
 
@@ -71,7 +70,7 @@ EXAMPLES = {
 }
 HOME = Path("sweeps")
 HOW = ("--workers", "--engine.name", "--engine.address", "--devices")
-OWN = ("--env", "--networks")  # which a sweep may use only if they are named
+OWN = ("--env", "--networks")  # whose names, joined by commas, a sweep may import
 LISTS = ("--grid", "--ranges")
 FLAGS = ("--seeds", "--random", "--optuna", "--sweep_seed", "--out", *HOW)
 
@@ -159,7 +158,11 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     if algorithm.name != manifest.algorithm:
         raise UsageError(f"{folder} is a sweep of {manifest.algorithm}, not of {algorithm.name}")
     changed = _where(manifest, flags, algorithm) if flags.keys() & set(HOW) else manifest
-    trusted = [absolute(flags[flag]) for flag in OWN if flag in flags]
+    known = [flag_of(part) for part in algorithm.names]
+    for flag in flags.keys() & set(OWN):
+        if flag not in known:
+            raise UsageError(f"{algorithm.title} has no {flag}: leave it out", resume_call(folder))
+    trusted = [name for flag in OWN for name in flags.get(flag, "").split(",") if name]
     return _run(folder, algorithm, changed, before=manifest, trusted=trusted)
 
 
@@ -194,8 +197,8 @@ def _print_end(result: SweepResult, manifest: Manifest, algorithm: Algorithm) ->
     print(f"{folder}: {', '.join(counts)}")
     print(printable(scores_of(folder)))
     named = ["--algorithm", manifest.reference] if manifest.reference else []
-    for part, name in manifest.named_outside(algorithm):
-        named += [flag_of(part), name]
+    for part, names in manifest.named_outside(algorithm).items():
+        named += [flag_of(part), ",".join(names)]
     calls = [[call("raffia", "report", folder), "all runs on one page"]]
     if any(state not in ("finished", "target") for state in states):
         what = "retry the failed runs" if result.failed else "continue the unfinished runs"

@@ -47,7 +47,8 @@ class Algorithm:
     uses: the module with an `evaluate` and a `load_agent` of its own; "": by `play`.
     parts: keyword arguments of `train` that `make` takes; True: no settings hold it, so that a
         resume needs the same.
-    names: settings, by the `parts` which they can name as "file.py:name" or "module:name".
+    names: settings, by the `parts` which they can name as "file.py:name" or "module:name"; `make`
+        gets such a part, too, where no resume needs it.
     length: name of the setting with the length of a run.
     may_change: names of settings, or beginnings of them, that a resumed run may have other values
         of; all others shaped what was learnt.
@@ -113,13 +114,12 @@ class Algorithm:
         ('own.py:Own', {})
         """
         others = {part: given for part, given in parts.items() if given is not None}
-        values = {
-            setting: others.pop(part)
-            for part, setting in self.names.items()
-            if isinstance(others.get(part), str)
-        }
+        held = {part: name for part, name in others.items() if isinstance(name, str)}
+        held = {part: name for part, name in held.items() if part in self.names}
         found: Any = config
-        return with_settings(found, values), others
+        found = with_settings(found, {self.names[part]: name for part, name in held.items()})
+        needed = [part for part in held if self.parts[part]]
+        return found, {part: given for part, given in others.items() if part not in needed}
 
     def named_outside(self, config: Any) -> dict[str, str]:
         """The parts that settings name by a file, or by a module of no installed package.
@@ -190,6 +190,7 @@ ALGORITHMS = {
         make="raffia.recipes.ilql.experiment:ILQLExperiment",
         uses="raffia.recipes.ilql.api",
         parts={"make_env": False},
+        names={"make_env": "evaluate.env"},
         settle="raffia.recipes.ilql.experiment:settled",
         presets=ILQL_PRESETS,
         summaries=ILQL_SUMMARIES,

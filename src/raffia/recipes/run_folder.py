@@ -257,7 +257,8 @@ def refuse_without_own(
             f"resume({str(folder)!r}, {call}), from the script that started it; or name them in "
             f"the file that has them: {flags}"
         )
-    found.algorithm.refuse_unnamed(found.config, given)
+    others = [part for part, is_needed in found.algorithm.parts.items() if not is_needed]
+    found.algorithm.refuse_unnamed(found.config, [*given, *others])
 
 
 def own_parts(made_by: Mapping[str, Any]) -> list[str]:

@@ -43,7 +43,8 @@ def sweep(
     """Train a run for each seed, at each point of a grid of settings, or at drawn settings.
 
     config: settings of all runs, each of which has at most the threads that its worker has cores.
-    folder: a new one. RunError if it has a sweep: `SweepSession(folder, algorithm).run()` goes on.
+    folder: a new one. RunError if it has a sweep: `SweepSession(folder, algorithm).run()` goes on,
+        with `trusted` names of own environments and networks.
     algorithm: one from outside the package; None: the one whose settings these are.
     seeds: None: that of the settings.
     grid: values of settings, by name; all combinations are trained.
@@ -158,7 +159,7 @@ def begin(
     trusted: of a manifest that the folder has; see `SweepSession`.
     """
     if before is None:
-        trusted = [name for _, name in manifest.named_outside(algorithm)]
+        trusted = [name for of in manifest.named_outside(algorithm).values() for name in of]
     engine = make_sweep_engine(manifest, algorithm, view.message)
     if manifest != before:
         make_folder(folder)

@@ -15,7 +15,7 @@ from raffia.recipes.algorithm import Algorithm, find_algorithm, recorded_algorit
 from raffia.recipes.scale_config import EngineConfig
 from raffia.report.folder import MANIFEST
 from raffia.sweep.plan import PlannedRun, Range
-from raffia.sweep.search import Search
+from raffia.sweep.search import Search, probes
 from raffia.train.config import ConfigError, changes_of, from_json, to_json, with_settings
 
 __all__ = ["MANIFEST", "Manifest", "is_sweep", "read_manifest", "write_manifest"]
@@ -98,10 +98,13 @@ class Manifest:
         found = [self.config_of(run, algorithm) for run in self.runs]
         return found or [from_json(algorithm.config, self.config)]
 
-    def named_outside(self, algorithm: Algorithm) -> list[tuple[str, str]]:
-        """The parts of its runs that `Algorithm.named_outside` gives, with their names."""
-        found = [algorithm.named_outside(config).items() for config in self.configs(algorithm)]
-        return list(dict.fromkeys(pair for named in found for pair in named))
+    def named_outside(self, algorithm: Algorithm) -> dict[str, list[str]]:
+        """The parts that `Algorithm.named_outside` gives, each with its names in all runs."""
+        later = [] if self.search is None else probes(self.search)  # have each choice
+        configs = self.with_runs(later, algorithm).configs(algorithm)
+        found = [algorithm.named_outside(config) for config in configs]
+        parts = [part for part in algorithm.names if any(part in named for named in found)]
+        return {p: list(dict.fromkeys(one[p] for one in found if p in one)) for p in parts}
 
     def find_algorithm(self, given: str = "") -> Algorithm:
         """The algorithm; `given` names one that is not an installed package."""

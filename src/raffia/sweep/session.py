@@ -19,7 +19,7 @@ from raffia.distributed.engine import Engine, InlineEngine, Needs, RoleError, Wo
 from raffia.distributed.pool import Pool
 from raffia.files import write_atomically
 from raffia.lazy import absolute
-from raffia.recipes.algorithm import Algorithm
+from raffia.recipes.algorithm import Algorithm, flag_of
 from raffia.recipes.run_folder import claimed, is_saved
 from raffia.recipes.workers import engine_for, make_engine
 from raffia.report.folder import RunSummary, is_run, summarise
@@ -28,6 +28,7 @@ from raffia.sweep.progress import Progress, SweepView
 from raffia.sweep.search import next_trial
 from raffia.sweep.worker import STOP, answer_of
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.config import ConfigError
 from raffia.train.signals import stop_on_signals
 
 ROLE = "raffia.sweep.worker:RunRole"
@@ -110,7 +111,8 @@ class SweepSession:
     """A session of a sweep: finished runs stay as they are, the others are begun or resumed.
 
     engine: instead of the one that the manifest names; the session ends it.
-    trusted: names of your own environments and networks in the manifest, which it may import.
+    trusted: names of your own environments and networks in the manifest, which it may import;
+        ConfigError without them. Their files must lie where they lay when the sweep was planned.
     Whoever is killed, worker or leader: the next session, or the next worker, resumes the run.
 
     >>> def run(folder: Path, algorithm: Algorithm) -> list[str]:
@@ -129,9 +131,14 @@ class SweepSession:
         self.folder, self.algorithm = Path(folder).resolve(), algorithm
         self.shown_folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        for config in self.manifest.configs(algorithm):
-            named = algorithm.named_outside(config)
-            algorithm.refuse_unnamed(config, [p for p, name in named.items() if name in trusted])
+        trusted = [absolute(name) for name in trusted]
+        for part, names in self.manifest.named_outside(algorithm).items():
+            if any(name not in trusted for name in names):
+                raise ConfigError(
+                    f"its {algorithm.names[part]} is {' or '.join(names)}, which is not part of an "
+                    f"installed package. If you trust it, name it: {flag_of(part)} "
+                    f"{','.join(names)}, in Python SweepSession(..., trusted={names})"
+                )
         self.view = view or SweepView()
         self._engine = engine
         self._began = time.monotonic()

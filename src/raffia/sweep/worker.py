@@ -89,13 +89,15 @@ def train_one(
     folder, view = home / run.name, _Quiet()
     try:
         is_started = (folder / CONFIG).exists()
-        config = read_run(folder, algorithm) if is_started else manifest.config_of(run, algorithm)
+        config = planned = manifest.config_of(run, algorithm)
+        if is_started:
+            config = read_run(folder, algorithm)
         device = device_of_worker(manifest.engine.name, device or config.device)
         if device != config.device:
             config = replace(config, device=device)
         more: dict[str, Any] = {"algorithm": algorithm, "view": view, "stop": stop}
+        more |= algorithm.named_outside(planned)  # for which the sweep's leader has vouched
         if is_started:
-            more |= algorithm.named_outside(config)  # for which the sweep's leader has vouched
             result = resume(folder, config=config, **more)
         else:
             result = train(config, folder, preset=manifest.preset, **more)
