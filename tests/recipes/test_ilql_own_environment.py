@@ -118,7 +118,7 @@ def test_a_custom_environment_in_training_resuming_and_evaluation(here, capsys):
 
 def test_a_sweep_is_evaluated_in_a_custom_environment(here, capsys):
     words = f"--engine.name inline {SMALL} {TRUNK}"
-    run(f"sweep ilql --data chats.jsonl --evaluate.env echo_env.py:Echo {words}", capsys)
+    run(f"sweep ilql --data chats.jsonl --env echo_env.py:Echo {words}", capsys)
     again = "resume sweeps/chats --engine.name inline"
     assert f"--env {here}/echo_env.py:Echo" in error_of(again, capsys)
     assert "ILQL has no --networks" in error_of(f"{again} --networks echo_env.py:Echo", capsys)

@@ -61,7 +61,7 @@ class AlgorithmCommands(Generic[Config]):
     """
 
     # Flags of `raffia train` besides --preset, --config and --run, each with its value and help;
-    # and those of train, resume and evaluate that name what is imported.
+    # and those of train, sweep, resume and evaluate that name what is imported.
     train_flags: Mapping[str, tuple[str, str]] = {}
     vouched_flags: Mapping[str, tuple[str, str]] = {}
     folder: Mapping[str, str] = FOLDER  # what a run's folder holds
@@ -154,13 +154,12 @@ class AlgorithmCommands(Generic[Config]):
             f"Train {self.algorithm.title} in a new run folder and show its progress. Ctrl-C saves "
             "a checkpoint and stops; `raffia resume FOLDER` continues."
         )
-        flags = {**self.train_flags, **self.vouched_flags}
         examples = self.examples or [f"raffia train {self.name} --seed 1"]
         return "\n\n".join(
             [
                 about,
                 section("the folder holds", list(self.folder.items())),
-                section("start from", [PRESET, *_flag_rows(flags), CONFIG, RUN]),
+                section("start from", [PRESET, *self._flag_rows(), CONFIG, RUN]),
                 *([self.note] if self.note else []),
                 section("examples", [[example] for example in examples]),
                 self.settings_help(preset),
@@ -173,8 +172,12 @@ class AlgorithmCommands(Generic[Config]):
         blocks: about sweeps and the flags of the command itself.
         examples: indented calls.
         """
-        start = section("start from", [PRESET, *_flag_rows(self.train_flags), CONFIG])
+        start = section("start from", [PRESET, *self._flag_rows(), CONFIG])
         return "\n\n".join([*blocks, start, f"examples:\n{examples}", self.settings_help(preset)])
+
+    def _flag_rows(self) -> list[tuple[str, str]]:
+        flags = {**self.train_flags, **self.vouched_flags}
+        return [(f"{flag} {value}", text) for flag, (value, text) in flags.items()]
 
     def settings_help(self, preset: str) -> str:
         """The presets, and whose values help shows as defaults."""
@@ -252,10 +255,6 @@ class AlgorithmCommands(Generic[Config]):
                     f"{self.algorithm.title}",
                     call("raffia", "evaluate", run, *self.named_for_calls()),
                 )
-
-
-def _flag_rows(flags: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(f"{flag} {value}", text) for flag, (value, text) in flags.items()]
 
 
 def commands_of(algorithm: Algorithm) -> AlgorithmCommands[Any]:

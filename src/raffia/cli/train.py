@@ -119,10 +119,9 @@ class Asked:
             help_of, other = f"raffia {command} --help", call("raffia", command, first, *words)
             raise UsageError(str(error), help_of if ":" in name else other) from error
         commands = commands_of(algorithm)
-        if command == "train":  # what is vouched for can be used by this process only
-            own = [*own, *commands.vouched_flags]
         prog = f"raffia {command} {name}"
-        flags, settings = split_own(words, ["--preset", *own, *commands.train_flags], prog)
+        own = ["--preset", *own, *commands.train_flags, *commands.vouched_flags]
+        flags, settings = split_own(words, own, prog)
         flags |= split_own(words, ["--config"], prog)[0]
         preset, config = commands.start_with(flags, words)
         config = from_command_line(
