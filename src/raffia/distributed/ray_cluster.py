@@ -241,7 +241,8 @@ class Cluster:
         for machine in self.look(role):
             if machine.error is not None:
                 raise machine.error
-            self.compare(machine.versions, f"the machine {machine.name}")
+            if machine.versions:  # else no worker can run there
+                self.compare(machine.versions, f"the machine {machine.name}")
 
     def look(self, role: str) -> Iterator[Machine]:
         """Each machine that was not asked for this role yet, with what it runs."""

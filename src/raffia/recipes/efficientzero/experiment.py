@@ -94,7 +94,7 @@ class EfficientZeroExperiment(RunExperiment):
             evaluate_every=evaluate.every_env_steps if plays else evaluate.every_updates,
             num_simulations=evaluate.num_simulations or config.search.num_simulations,
         )
-        self._update, self._fractions = 0, dict[int, dict[str, float]]()
+        self._update = 0
         self._cuts_are_told = False
         self._num_simulations_elsewhere = 0
         with self._opening() as opened:
@@ -244,8 +244,8 @@ class EfficientZeroExperiment(RunExperiment):
         return {"simulations": found}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
-        """Temperature, size of the replay, the learning rate, and which targets were clipped."""
-        found = {"replay_steps": float(len(self.replay)), **self._fractions.get(update, {})}
+        """Temperature, size of the replay, and the learning rate."""
+        found = {"replay_steps": float(len(self.replay))}
         if not self.config.is_offline:
             done = fraction_done(self.config, self.collector.num_env_steps)
             found["temperature"] = self.config.search.temperature(done)
@@ -267,7 +267,9 @@ class EfficientZeroExperiment(RunExperiment):
         update = self._update + 1
         if update == 1 or update == self.plan.num_updates or update % self.plan.log_every == 0:
             fractions = self._clipped.fractions(batch)
-            self._fractions = {update: fractions}
+            metrics = metrics.copy()
+            for name, fraction in fractions.items():
+                metrics[name] = torch.full(metrics.batch_size, fraction)
             for line in self._clipped.lines(batch, fractions):
                 self.view.message(line)
         return state, metrics
