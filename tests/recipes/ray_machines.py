@@ -261,22 +261,22 @@ def unfit(folder):
             refusals[name] = str(found)
         assert not (folder / "run").exists()
 
-    def train(**changes):
+    def begin(**changes):
         config = with_all(AHEAD, **{**with_cluster(cluster), **changes})
         train(config, folder / "run", view=Quiet())
 
     cluster, _ = cluster_of(2)
-    record_error("room", ValueError, lambda: train(actors__cpus=2.0))
+    record_error("room", ValueError, lambda: begin(actors__cpus=2.0))
     engine = RayEngine(cluster.address)
     (folder / "only_here.py").write_text("Role = dict")
     sys.path.append(str(folder))
     record_error("role", RoleError, lambda: engine.require([Workers("only_here:Role", 1)]))
     engine.close()
     node = machine_with(cluster, folder / "older", *OLDER)
-    record_error("version", VersionError, train)
+    record_error("version", VersionError, begin)
     cluster.remove_node(node)
     machine_with(cluster, folder / "broken", "__init__.py", "import nowhere_at_all")
-    record_error("package", RoleError, train)
+    record_error("package", RoleError, begin)
     cluster.shutdown()
     return refusals
 

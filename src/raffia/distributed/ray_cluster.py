@@ -79,7 +79,7 @@ def require_versions(theirs: dict[str, str], who: str) -> None:
     ...
     """
     ours = versions()
-    if differ := [name for name in ours if ours[name] != theirs[name] and name != PROCESSOR]:
+    if differ := [name for name in ours if ours[name] != theirs.get(name) and name != PROCESSOR]:
         others = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differ)
         raise VersionError(
             f"{who} of the Ray cluster has {others}: install the same versions on all machines, "
