@@ -321,10 +321,10 @@ def _gone(folder: Path) -> str:
     )
 
 
-def seen_here(folder: str | Path) -> Path:
+def visible_here(folder: str | Path) -> Path:
     """The folder that a worker on any machine reads; RunError if this machine does not see it.
 
-    >>> seen_here("no/such/folder")
+    >>> visible_here("no/such/folder")
     Traceback (most recent call last):
     ...
     raffia.train.experiment.RunError: the machine ... does not see the folder no/such/folder, ...

@@ -12,7 +12,7 @@ from typing import Any, Self
 from raffia.hints import error_text
 from raffia.recipes.algorithm import Algorithm, find_algorithm
 from raffia.recipes.api import resume, train
-from raffia.recipes.run_folder import CONFIG, read_run, seen_here
+from raffia.recipes.run_folder import CONFIG, read_run, visible_here
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest
 from raffia.sweep.plan import PlannedRun
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -37,7 +37,7 @@ class RunRole:
 
     def __init__(self, config: str, index: int) -> None:
         given = json.loads(config)
-        self.folder = seen_here(given["folder"])
+        self.folder = visible_here(given["folder"])
         self.manifest = read_manifest(self.folder)
         self.algorithm = sweep_algorithm(self.manifest, given["reference"])
         self.device = (given["devices"] or [""])[index % max(1, len(given["devices"]))]

@@ -218,7 +218,7 @@ class Collector:
         """The state as tensors: seeds by their counts, the actions since, and what is carried."""
         state = self.ledger.state()
         if self._state is not None and not self._has_raised:
-            state["seen"] = checksums(self._state["observation"])
+            state["checksums"] = checksums(self._state["observation"])
         return state if self._carried is None else state.set("carry", self._carried)
 
     def load_state(self, state: TensorDict) -> None:
@@ -241,13 +241,13 @@ class Collector:
             self.ledger.load_state(state)
         if self.carry is not None and "carry" in state.keys():
             self._carried = state["carry"].clone()
-        if "seen" in state.keys():
-            self._compare(state["seen"])
+        if "checksums" in state.keys():
+            self._compare(state["checksums"])
 
-    def _compare(self, seen: Tensor) -> None:  # int64 [E]
+    def _compare(self, before: Tensor) -> None:  # int64 [E]
         """Warn if the states are others than these, whose checksums are given."""
         assert self._state is not None
-        differ = (checksums(self._state["observation"]) != seen).nonzero().squeeze(-1).tolist()
+        differ = (checksums(self._state["observation"]) != before).nonzero().squeeze(-1).tolist()
         if differ:
             self._warn(
                 f"{self.env.spec.name or 'the environment'} is not deterministic: played again "

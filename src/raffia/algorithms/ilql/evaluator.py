@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from raffia.algorithms.ilql.policy import ILQL_Policy, ModelAndTarget, Said
+from raffia.algorithms.ilql.policy import ILQL_Policy, ModelAndTarget, Prompt
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.hints import check_range
 from raffia.lm.data.data_point import DataPoint, TokenReward
@@ -134,7 +134,7 @@ class _NotingPolicy(ILQL_Policy):
 
     answers: list[Generations]
 
-    def answer(self, observations: Sequence[Said]) -> Generations:
+    def answer(self, observations: Sequence[Prompt]) -> Generations:
         self.answers.append(super().answer(observations))
         return self.answers[-1]
 

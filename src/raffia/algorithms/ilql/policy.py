@@ -20,30 +20,30 @@ from raffia.lm.decoding.generations import Generations
 from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-Said: TypeAlias = (
+Prompt: TypeAlias = (
     str | list[dict[str, Any]] | Observation
 )  # a text, messages, or as environments show it
 
 
-def observation_of(said: Said) -> Observation:
-    """An observation of what was said: a text of the other side, or the messages of a chat.
+def observation_of(prompt: Prompt) -> Observation:
+    """An observation of a prompt: a text of the other side, or the messages of a chat.
 
     >>> observation_of("hi").to_sequence()
     ([('hi', None)], False)
     >>> observation_of([{"role": "user", "content": "hi"}])
     Dialogue(sequence=[('hi', None)], terminal=False, roles=('user',))
     """
-    if isinstance(said, str):
-        return Dialogue([(said, None)], terminal=False)
-    if isinstance(said, list):
+    if isinstance(prompt, str):
+        return Dialogue([(prompt, None)], terminal=False)
+    if isinstance(prompt, list):
         here = Location(Path("the dialogue"), "act")
-        return dialogue_of_messages(said, here, ROLES)._replace(terminal=False)
-    if not hasattr(said, "to_sequence"):
+        return dialogue_of_messages(prompt, here, ROLES)._replace(terminal=False)
+    if not hasattr(prompt, "to_sequence"):
         raise TypeError(
             "a dialogue is a text, a list of messages such as {'role': 'user', 'content': 'hi'}, "
-            f"or an observation with `to_sequence`; not a {type(said).__name__}"
+            f"or an observation with `to_sequence`; not a {type(prompt).__name__}"
         )
-    return said
+    return prompt
 
 
 class ModelAndTarget(Protocol):
@@ -101,18 +101,18 @@ class ILQL_Policy:
             f"{self.block_size:,}, {short_repr(self.config)})"
         )
 
-    def act(self, observation: Said) -> str:
+    def act(self, observation: Prompt) -> str:
         """The next utterance in a dialogue that has not ended: `act("hi")`, or messages of a chat.
 
         An environment's observation has a `to_sequence`.
         """
         return self.act_batch([observation])[0]
 
-    def act_batch(self, observations: Sequence[Said]) -> list[str]:
+    def act_batch(self, observations: Sequence[Prompt]) -> list[str]:
         """The next utterance in each of the dialogues; quicker than one by one."""
         return self.texts(self.answer(observations))
 
-    def answer(self, observations: Sequence[Said]) -> Generations:
+    def answer(self, observations: Sequence[Prompt]) -> Generations:
         """Answer as tokens: all generated ones, with their scores."""
         if isinstance(observations, str):
             raise TypeError("several dialogues are a list: act_batch([text]), or act(text) for one")
@@ -136,11 +136,11 @@ class ILQL_Policy:
         least = max(1, self.block_size // 4)
         return min(least, self.config.max_new_tokens or least)
 
-    def prompt(self, observation: Said) -> list[int]:
+    def prompt(self, observation: Prompt) -> list[int]:
         """The dialogue up to now as tokens, in the form of a data set's rows; see `fit`."""
         return self.fit(observation)[0]
 
-    def fit(self, observation: Said, room: int = 1) -> tuple[list[int], int]:
+    def fit(self, observation: Prompt, room: int = 1) -> tuple[list[int], int]:
         """The prompt, and how many utterances were left out because the context has no room.
 
         room: tokens for the answer. Where they are not free, the first utterances are left out, but

@@ -24,7 +24,7 @@ from raffia.recipes.ilql.evaluation import (
     with_member_decode,
 )
 from raffia.recipes.ilql.networks import Networks, keeps_model, making_of
-from raffia.recipes.run_folder import seen_here
+from raffia.recipes.run_folder import visible_here
 from raffia.recipes.running import threads
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
@@ -70,7 +70,7 @@ class EvaluateRole:
         given = json.loads(config)
         run, folder = from_json(ILQLRun, given["run"]), Path(given["folder"])
         if run.task != "wordle" or keeps_model(run):
-            folder = seen_here(folder)
+            folder = visible_here(folder)
         # Games follow from the config; of files the folder has the tokens.
         corpus = make_corpus(run, None if run.task == "wordle" else folder)
         environment = find_environment(run, given["env"], corpus.tokenizer)

@@ -48,7 +48,7 @@ from raffia.recipes.ilql.networks import (
 )
 from raffia.recipes.members import Members, MembersRole
 from raffia.recipes.run_experiment import RunExperiment
-from raffia.recipes.run_folder import LANGUAGE_MODEL, seen_here
+from raffia.recipes.run_folder import LANGUAGE_MODEL, visible_here
 from raffia.recipes.running import threads
 from raffia.recipes.workers import RunWorkers, describe_workers
 from raffia.tensordict.stack import stack
@@ -323,7 +323,7 @@ def make_learner(config: str, index: int) -> Learner:
     """
     settings = json.loads(config)
     run = from_json(ILQLRun, settings["run"])
-    folder = seen_here(settings["folder"]) if keeps_model(run) else settings["folder"]
+    folder = visible_here(settings["folder"]) if keeps_model(run) else settings["folder"]
     making = making_of(run, folder).on(str(device_of(run.device, index + 1)))
     return accelerated_by(run, make_networks(making))
 
