@@ -96,7 +96,7 @@ def test_a_ledger_has_the_collector_s_state(env_id):
     found = ledger.state()
     assert all(found[key].equal(value) for key, value in by_rollouts.state().items())
     assert by_rollouts.take_ended() == ended
-    assert {*found.keys(), "seen"} == set(last.keys())
+    assert {*found.keys(), "checksums"} == set(last.keys())
     assert all(found[key].equal(last[key]) for key in found.keys())
     assert early + ledger.take_ended() == ended and ended
     seeds = [rows_of(found, row, 1)["episode"].item() for row in range(3)]
