@@ -272,13 +272,7 @@ def _near(name: str) -> str:
 
 
 def given_name(reference: Any, what: str) -> Any:
-    """Import an object by the reference that the user gave, also from a file or a module of the
-    current folder.
-
-    The code of the object runs: only a reference that the user vouches for may be given.
-
-    what: the kind of object, such as "a raffia.recipes.Algorithm"; for the error.
-    Raises ConfigError if it cannot be imported.
+    """`raffia.lazy.named`, for a reference among settings: ConfigError if it cannot be imported.
 
     >>> given_name("math:tau", "a number")
     6.283185307179586
@@ -289,8 +283,7 @@ def given_name(reference: Any, what: str) -> Any:
     must be package.module:name or path/file.py:name, and name a number
     """
     try:
-        found: object = named(reference, what)
-        return found
+        return named(reference, what)
     except ImportError as error:
         raise ConfigError(str(error)) from error
 

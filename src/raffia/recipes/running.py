@@ -13,10 +13,7 @@ import torch
 from raffia.distributed.sharded import StateLost
 from raffia.functional.exact import request_exact_products
 from raffia.recipes.devices import require_defaults
-from raffia.recipes.run_folder import (
-    claimed,
-    given_back,
-)
+from raffia.recipes.run_folder import claimed, given_back
 from raffia.train.experiment import Experiment, Stop
 from raffia.train.log import OnRow
 from raffia.train.session import RunResult, TrainingSession

@@ -95,8 +95,8 @@ class Manifest:
 
     def configs(self, algorithm: Algorithm) -> list[Any]:
         """The configs of all runs; where none is planned yet, the one that they share."""
-        found = [self.config_of(run, algorithm) for run in self.runs]
-        return found or [from_json(algorithm.config, self.config)]
+        base = from_json(algorithm.config, self.config)
+        return [with_settings(base, run.changed or {}) for run in self.runs] or [base]
 
     def named_outside(self, algorithm: Algorithm) -> dict[str, list[str]]:
         """The parts that `Algorithm.named_outside` gives, each with its names in all runs."""

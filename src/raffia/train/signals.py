@@ -44,10 +44,8 @@ class Stop:
         SystemExit: 130
         """
         if self.requested:
-            if (
-                signal.Signals(number).name == "SIGHUP"
-            ):  # from the shell and, as that ends, from the system
-                return
+            if signal.Signals(number).name == "SIGHUP":
+                return  # it comes from the shell and, as that ends, from the system
             raise SystemExit(128 + number)
         self.name = signal.Signals(number).name
         if self.announce is not None:  # by a thread: the interrupted code may be printing itself

@@ -22,16 +22,8 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv
 from raffia.recipes.members import best_of
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.run_folder import (
-    find_checkpoint,
-    read_run_of,
-    refuse_without_own,
-)
-from raffia.recipes.running import (
-    Evaluation,
-    plain_arithmetic,
-    threads,
-)
+from raffia.recipes.run_folder import find_checkpoint, read_run_of, refuse_without_own
+from raffia.recipes.running import Evaluation, plain_arithmetic, threads
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.tensordict import TensorDict
 

@@ -109,8 +109,8 @@ class Games:
             if not left:
                 return [texts[row] for row in range(len(sizes))]
             now = draws[np.array(left)]
-            drawn = zip(*(_number(now, len(_LETTERS), attempt, i) for i in range(6)), strict=True)
-            for row, letters in zip(left, drawn, strict=True):
+            drawn = [_number(now, len(_LETTERS), attempt, i) for i in range(max(lengths))]
+            for row, *letters in zip(left, *drawn, strict=True):
                 text = "".join([_LETTERS[i] for i in letters[: sizes[row]]])
                 if text not in self.wordle.vocabulary:
                     texts[row] = text
